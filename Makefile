@@ -10,7 +10,7 @@ PAGE := coddl/web/dist/index.html
 PAGE_SOURCE := $(wildcard dashboard/*.* dashboard/src/*.* dashboard/src/*/*.*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install web web-types fmt check docs test test-fast test-sim test-swarm sim-one test-runtime test-server test-e2e test-engines test-gpu soak demo results bench clean
+.PHONY: help install web web-types fmt check docs test test-long test-fast test-sim test-swarm sim-one test-runtime test-server test-e2e test-engines test-gpu soak soak-live demo results bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -49,8 +49,11 @@ docs: install ## write the reference from the code, and build the site into buil
 	$(BIN)/python -m docs.generator
 	$(SITE)
 
-test: install ## run all tests but the long ones of test-engines
+test: install ## run all tests but those that take minutes each
 	$(BIN)/pytest -n 3 --dist worksteal --durations=20 tests
+
+test-long: install ## run all tests, with those that take minutes each (needs root)
+	$(BIN)/pytest -n 2 --dist worksteal --matrix tests
 
 test-fast: install ## run the tests that take seconds: core, traces, cli, docs
 	$(BIN)/pytest -n 2 -m 'not slow' $(FAST)
@@ -76,7 +79,10 @@ test-e2e: install ## run whole pools: agents in network namespaces, killed and c
 test-engines: install ## run pools whose nodes engines bring: this machine, Ray, Slurm; all that can befall them
 	$(BIN)/pytest -n 1 --matrix tests/engines tests/e2e/test_scaling.py tests/e2e/test_ray*.py tests/e2e/test_slurm*.py tests/e2e/test_probing*.py tests/e2e/test_parking.py
 
-soak: install ## run a pool under a mixed load with deaths, MINUTES long (60 if not given; needs root)
+soak: install ## run new SEEDS of pools in virtual time (1000..11000), shrink those that fail and keep them as tests
+	$(BIN)/python -m coddl.testing.full_system --seeds $(or $(SEEDS),1000..11000) --jobs $(or $(JOBS),2) --shrink --keep tests/testing/regressions
+
+soak-live: install ## run a pool of real processes under a mixed load with deaths, MINUTES long (60 if not given; needs root)
 	$(BIN)/python -m tests.e2e.soak --minutes $(or $(MINUTES),60) --seed $(or $(SEED),1)
 
 test-gpu: install ## run the tests that need an NVIDIA GPU; two of them for NCCL between GPUs
@@ -88,7 +94,7 @@ demo: install ## show a pool at work: real trainings that grow and shrink, in ab
 results: install ## reproduce the published results
 	$(BIN)/python -m benchmarks.results $(DATA)
 
-bench: install ## measure the simulator, decisions, resizes, what elasticity, inspection and sharing cost, predicted lengths, a pool and its policies, emulated pools, nodes of Ray and Slurm
+bench: install ## measure the simulator, decisions, resizes, what elasticity, inspection and sharing cost, predicted lengths, a pool, its heartbeats and policies, emulated pools, the dashboard, nodes of Ray and Slurm
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/decide.py
 	$(BIN)/python benchmarks/resize.py
@@ -99,8 +105,11 @@ bench: install ## measure the simulator, decisions, resizes, what elasticity, in
 	$(BIN)/python -m benchmarks.probing --rounds 1
 	$(BIN)/python -m benchmarks.estimate
 	$(BIN)/python -m benchmarks.submit
+	$(BIN)/python benchmarks/pool.py
+	$(BIN)/python -m benchmarks.heartbeats
 	$(BIN)/python -m benchmarks.live_policies
 	$(BIN)/python -m benchmarks.emulated
+	$(BIN)/python -m benchmarks.redraw
 	$(BIN)/python -m benchmarks.sharing --cpu --state-mb 16 --trial-mb 16
 	$(BIN)/python -m benchmarks.ray_nodes
 	$(BIN)/python -m benchmarks.slurm_nodes

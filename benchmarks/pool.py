@@ -5,13 +5,15 @@
 The real control loop over a journal on disk (SQLite, each commit synced); agents are stubs in this
 process that do at once what they are told. When the pool is full, jobs are submitted one by one, as
 a server does whose decisions take long: the submit is committed and answered, then comes the turn
-that draws the conclusions. A submit that comes meanwhile waits for the rest of that turn. Between
-them a job ends now and then and its devices change hands. The reference is a bare commit of one
-record to a journal of the same kind, between the others.
+that draws the conclusions. A submit that comes meanwhile waits for the rest of that turn:
+`submit_while_deciding_s`, for submits that come at random moments of it. Between turns a job ends
+now and then and its devices change hands. The reference is a bare commit of one record to a journal
+of the same kind, between the others.
 """
 
 import argparse
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -189,6 +191,11 @@ def measure(nodes: int, devices: int, jobs: int, submits: int) -> dict[str, Any]
         bench.close()
         size = (Path(name) / "journal.db").stat().st_size
     bare_s = statistics.median(append_s)
+    chance = random.Random(1)
+    late_s = [
+        (1.0 - chance.random()) * turn_s + own_s
+        for turn_s, own_s in zip(conclude_s, submit_s, strict=True)
+    ]
     return {
         "machine": machine(),
         "nodes": nodes,
@@ -197,6 +204,8 @@ def measure(nodes: int, devices: int, jobs: int, submits: int) -> dict[str, Any]
         "submits": submits,
         "submit_s_p50": at(0.5, submit_s),
         "submit_s_p99": at(0.99, submit_s),
+        "submit_while_deciding_s_p50": at(0.5, late_s),
+        "submit_while_deciding_s_p99": at(0.99, late_s),
         "conclude_s_p50": at(0.5, conclude_s),
         "conclude_s_p99": at(0.99, conclude_s),
         "decide_core_s_p50": at(0.5, decide_s),

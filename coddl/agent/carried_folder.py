@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from coddl.agent.archives import extract
-from coddl.runtime.supervisor.remote_files import RemoteFiles
+from coddl.runtime.supervisor.slots import RemoteFiles
 
 PREFIX: Final = "files-"
 PIECE_BYTES: Final = 4 << 20

@@ -28,7 +28,7 @@ from coddl.core.pool.records import Outcome, RunChanged, RunEnded, RunStepped, R
 from coddl.runtime.supervisor.job_errors import failure, last_line
 from coddl.runtime.supervisor.job_status import RETIRED
 from coddl.runtime.supervisor.loop import Channel, LogPipe, Loop
-from coddl.runtime.supervisor.remote_files import uri_for
+from coddl.runtime.supervisor.slots import uri_for
 from coddl.runtime.supervisor.worker_record import signal_name
 from coddl.runtime.wire import Message
 

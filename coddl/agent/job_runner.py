@@ -17,11 +17,14 @@ from coddl.agent.run_reporter import Asked, Fact, RunReporter
 from coddl.api.wire import RunProgress
 from coddl.core.pool.memory_limits import MemoryLimit
 from coddl.core.pool.orders import AssignedSlot
-from coddl.core.pool.records import RunEnded, RunStepped, Trouble
+from coddl.core.pool.records import RunEnded, RunId, RunStepped, Trouble
 from coddl.core.pool.spec import JobSpec
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import slots as places
 from coddl.runtime.supervisor.job import Job
+from coddl.runtime.supervisor.job_status import SUPERSEDED
+from coddl.runtime.supervisor.lead_parts import LeadParts, machine_parts
+from coddl.runtime.supervisor.loop import Loop
 from coddl.runtime.supervisor.memory_fit import RememberedLimit
 from coddl.runtime.supervisor.scripts import calls_prepare
 from coddl.runtime.supervisor.slots import JobEnvironment
@@ -47,6 +50,15 @@ class JobRun:
     adopt: bool = False
     precheck: bool = False
     limits: tuple[MemoryLimit, ...] = ()  # that other jobs have found
+
+    @property
+    def id(self) -> RunId:
+        return RunId(self.job, self.attempt)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Tell whether it trains; else it is any other command, such as a precheck."""
+        return self.spec.is_elastic and not self.precheck
 
 
 class RunListener(Protocol):
@@ -129,15 +141,18 @@ RunnerFactory = Callable[[JobRun, RunListener], JobRunner]
 class ElasticRunner:
     """Runs a job that can be resized."""
 
-    def __init__(self, run: JobRun, listener: RunListener) -> None:
+    def __init__(self, run: JobRun, listener: RunListener, parts: LeadParts | None = None) -> None:
         self.run = run
         self._listener = listener
+        self._parts = parts = parts or machine_parts(Loop())
         self._reporter = RunReporter(run.job, run.attempt)
         self._asked: Asked = ""
         self._ours: Trouble | None = None  # why we ended it ourselves
         self._is_dropped = False
-        self._quiet: threading.Timer | None = None
-        self._supervisor = Supervisor(job_of(run), self._hear, node=run.node, adopt=run.adopt)
+        self._has_process = False
+        self._supervisor = Supervisor(
+            job_of(run), self._hear, node=run.node, adopt=run.adopt, parts=parts
+        )
         self._thread = threading.Thread(target=self._work, name=f"lead-{run.job}", daemon=True)
 
     def start(self, slots: Sequence[AssignedSlot], addresses: Addresses) -> None:
@@ -191,24 +206,34 @@ class ElasticRunner:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        end: RunEnded | None = None
+        outcome: int | Exception = SUPERSEDED  # whatever ends this thread
         try:
-            if (trouble := missing_script(self.run)) is not None:
-                end = self._reporter.failed(trouble)
-                return
-            note_attempt(self.run.environment, self.run.attempt)
-            end = self._end(self._supervisor.run())
-        except TrainingError as error:
-            end = self._reporter.refused(error)
-        except Exception as error:  # a defect of ours must not take other jobs along
-            end = self._reporter.failed(defect_of(error), "lost")
-            log.exception("supervisor_defect", job=self.run.job)
-        finally:  # whatever ends this thread: a run without a runner is not listed
-            if self._quiet is not None:
-                self._quiet.cancel()
-            if end is not None and not self._is_dropped:
-                self._listener.on_fact(self.run, end)
-            self._listener.on_over(self.run)
+            self._check()
+            outcome = self._supervisor.run()
+        except Exception as error:
+            outcome = error
+        finally:
+            self._conclude(outcome)
+
+    def _check(self) -> None:
+        """Raise TrainingError if there is nothing to run; else note that the attempt begins."""
+        check_script(self.run)
+        note_attempt(self.run.environment, self.run.attempt)
+
+    def _conclude(self, outcome: int | Exception) -> None:
+        """Tell how the run has ended: its exit code, or what was raised."""
+        end: RunEnded | None
+        match outcome:
+            case int():
+                end = self._end(outcome)
+            case TrainingError():
+                end = self._reporter.refused(outcome)
+            case _:  # a defect of ours must not take other jobs along
+                end = self._reporter.failed(defect_of(outcome), "lost")
+                log.error("supervisor_defect", job=self.run.job, exc_info=outcome)
+        if end is not None and not self._is_dropped:
+            self._listener.on_fact(self.run, end)
+        self._listener.on_over(self.run)  # a run without a runner is not listed
 
     def _end(self, code: int) -> RunEnded | None:
         if self._ours is not None and code != 0:
@@ -218,10 +243,10 @@ class ElasticRunner:
         return self._reporter.ended(code, "" if is_back else self._asked)
 
     def _hear(self, event: Message) -> None:
-        if event["is"] == "forked" and self._quiet is None:
-            self._quiet = threading.Timer(QUIET_S, self._tell_quiet)
-            self._quiet.daemon = True
-            self._quiet.start()
+        if event["is"] == "forked" and not self._has_process:
+            self._has_process = True
+            loop = self._parts.loop
+            loop.alarm("quiet", loop.now_s() + QUIET_S, self._tell_quiet)
         facts, line = self._reporter.hear(event)
         for fact in facts:
             self._listener.on_fact(self.run, fact)
@@ -237,7 +262,7 @@ class ElasticRunner:
         script = self.run.environment.cwd / self.run.spec.launch.argv[0]
         if not self._reporter.is_quiet or calls_prepare(script):
             return
-        if self._thread.is_alive() and not self._is_dropped:
+        if not self._is_dropped:
             self._listener.on_fact(self.run, RunStepped(self.run.job, self.run.attempt, 0))
 
 
@@ -274,14 +299,14 @@ def defect_of(error: Exception) -> Trouble:
     return Trouble(what, f"{error!r}", "see the agent's log, and please report it")
 
 
-def missing_script(run: JobRun) -> Trouble | None:
-    """Tell that a job's script is not where it should be; None if it is."""
+def check_script(run: JobRun) -> None:
+    """Raise TrainingError if a job's script is not where it should be."""
     script = run.environment.cwd / run.spec.launch.argv[0]
     if script.is_file():
-        return None
+        return
     where = Path(run.spec.launch.folder) / run.spec.launch.argv[0]
     because = f"the submitted folder has no {where}" if run.spec.launch.code else f"no {script}"
-    return Trouble(
+    raise TrainingError(
         f"{run.spec.launch.argv[0]} can't be run",
         because,
         "submit from the directory of the script",

@@ -28,14 +28,15 @@ import structlog
 
 from coddl import __version__
 from coddl.agent import node_resources
+from coddl.agent.command_runner import CommandRunner
 from coddl.agent.devices import GpuDriver, are_hidden, discover, gpus_here, may_park
 from coddl.agent.fence_process import FenceProcess
-from coddl.agent.foreign_processes import ForeignProcessMonitor
-from coddl.agent.gpu_use import gpu_use_of
+from coddl.agent.gpu_monitors import ForeignProcessMonitor, gpu_use_of
 from coddl.agent.gpulocks import lock_gpus
 from coddl.agent.inspection.store import known_links
 from coddl.agent.job_directories import JobDirectories, fetch_from
 from coddl.agent.job_environments import JobEnvironments, base_env
+from coddl.agent.job_runner import ElasticRunner, JobRun, JobRunner, RunListener
 from coddl.agent.lease_clock import now_s
 from coddl.agent.lease_keeper import STOPPED, keep_lease
 from coddl.agent.leave_notice import LeaveNotice
@@ -106,16 +107,16 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     gpus = None if options.slots is not None or are_hidden() else gpus_here()
     devices = _devices(gpus, options, len(cores))
     locks = await asyncio.to_thread(lock_gpus, [each.gpu for each in devices if each.gpu])
-    log_spool = LogSpool(options.folder / "logs")
-    outbox = ReportOutbox(log_spool, lambda fact: node.on_safe(fact))
+    spool = LogSpool(options.folder / "logs")
+    outbox = ReportOutbox(spool, lambda fact: node.on_safe(fact))
     mark = mark_of(options.folder)
     bridge = AgentBridge(
-        log_spool,
+        spool,
         lambda *told: node.hear_holding(*told),
         _tell_warm,
         is_leased=lambda: session.is_leased,
     )
-    address, job_hosts = _listening(options, mark, bridge)
+    address, hosts = _listening(options, mark, bridge)
     env = base_env(os.environ, node_resources.threads_of(len(devices), len(cores)))
     parts = node_resources.SlotCores(node_resources.cores_of(len(devices), cores))
     fetch = fetch_from(options.server, options.token, tls)
@@ -123,7 +124,7 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     environments = JobEnvironments(directories, env, mark, parts, lambda: node.on_environment())
     info = _node_info(options, address, devices, gpus)
     node = NodeAgent(
-        info, environments, bridge, job_hosts, sink=outbox, log_spool=log_spool, orphans=orphans
+        info, environments, bridge, hosts, _runner, sink=outbox, log_spool=spool, orphans=orphans
     )
     fence = FenceProcess(options.folder, locks)
     session = ServerSession(
@@ -135,12 +136,12 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
         fence=fence.set,
         gpu_use=gpu_use_of(gpus, devices),
     )
-    job_hosts.start()
+    hosts.start()
     if gpus is not None:
         ForeignProcessMonitor(gpus, devices, node.gpus, node.hear_others).start()
     if options.warm:
-        job_hosts.warm(sys.executable, env)
-    end = partial(_end_processes, node, job_hosts)
+        hosts.warm(sys.executable, env)
+    end = partial(_end_processes, node, hosts)
     gone = partial(ServerGone, options.server) if options.ends_with_lease else None
     works = [session.run(node), keep_lease(node, session, gone), watch_memory(node, len(devices))]
     notice = LeaveNotice(options.folder)
@@ -149,7 +150,7 @@ async def _serve(options: AgentOptions, tls: ssl.SSLContext | None) -> int:
     finally:
         await end()
         environments.close()
-        log_spool.close()
+        spool.close()
         await asyncio.to_thread(fence.close)
     log.info("agent_stopped")
     return 0
@@ -187,6 +188,10 @@ def _memory(
     if gpu_bytes is None:
         gpu_bytes = min((each.memory_bytes for each in devices if each.gpu), default=None)
     return host_bytes if may_park(gpus, devices) else 0, gpu_bytes
+
+
+def _runner(run: JobRun, listener: RunListener) -> JobRunner:
+    return ElasticRunner(run, listener) if run.is_elastic else CommandRunner(run, listener)
 
 
 def _join(directories: JobDirectories, jobs: JobsFolder, pool: str) -> None:

@@ -5,20 +5,19 @@ post what they report to this loop.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final, assert_never
+from functools import partial, wraps
+from typing import Concatenate, Final, ParamSpec, assert_never
 
 import structlog
 
 from coddl.agent.job_environments import Environments
 from coddl.agent.job_runner import JobRun, JobRunner, RunnerFactory
+from coddl.agent.lease_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.logs import OURS, LogSpool
-from coddl.agent.node_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.orphans import OrphanProcesses
 from coddl.agent.parking import ParkedJobs, ParkingLot
-from coddl.agent.process_runners import process_runner
 from coddl.agent.reconcile import (
     AppliedOrder,
     DeclineRun,
@@ -32,11 +31,9 @@ from coddl.agent.reconcile import (
     granted_slots,
     reconcile,
 )
-from coddl.agent.report_sink import ReportSink
-from coddl.agent.run_reporter import Fact
-from coddl.agent.slot_table import AgentBridge, Held, SlotTable
+from coddl.agent.run_reporter import Fact, ReportSink
+from coddl.agent.slot_table import AgentBridge, Held, SlotTable, WorkerHosts
 from coddl.agent.turns import NodeTurns, SlotUsers
-from coddl.agent.worker_hosts import WorkerHosts
 from coddl.api.wire import Holding, LogLine, Peer, RunProgress
 from coddl.core.pool import orders as told
 from coddl.core.pool.orders import Orders
@@ -64,6 +61,29 @@ class NodeInfo:
     links: Mapping[LinkClass, LinkSpeed] = field(default_factory=dict)  # as they were inspected
 
 
+@dataclass(slots=True, eq=False)
+class _LedRun:
+    """A run that is led here."""
+
+    runner: JobRunner
+    applied: AppliedOrder
+
+
+P = ParamSpec("P")
+
+
+def _in_loop(
+    method: "Callable[Concatenate[NodeAgent, P], None]",
+) -> "Callable[Concatenate[NodeAgent, P], None]":
+    """Have a method run in the agent's event loop, from whatever thread it is called."""
+
+    @wraps(method)
+    def post(self: "NodeAgent", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        self._loop.call_soon_threadsafe(partial(method, self, *args, **kwargs))
+
+    return post
+
+
 class NodeAgent:
     """Runs the jobs of one node; the connection to the server and the lease are not its concern."""
 
@@ -73,11 +93,11 @@ class NodeAgent:
         environments: Environments,
         bridge: AgentBridge,
         job_hosts: WorkerHosts,
+        runner_of: RunnerFactory,
         *,
         sink: ReportSink,
         log_spool: LogSpool,
         orphans: OrphanProcesses,
-        runner_of: RunnerFactory = process_runner,
         clock: NodeClock = SYSTEM_CLOCK,
     ) -> None:
         self._info = info
@@ -92,8 +112,7 @@ class NodeAgent:
         self._loop = asyncio.get_running_loop()
         self._orders = NOTHING
         self._addresses: dict[str, HostAddress] = {}
-        self._runners: dict[int, JobRunner] = {}
-        self._applied: dict[int, AppliedOrder] = {}
+        self._led: dict[int, _LedRun] = {}  # by job
         self._parting: list[JobRunner] = []  # dropped, and not gone yet
         self._ended: set[RunId] = set()
         self._unsafe: set[RunId] = set()  # ended, and the server has not acknowledged it
@@ -139,25 +158,24 @@ class NodeAgent:
     @property
     def runs(self) -> set[RunId]:
         """The runs of this node: current, ordered, and ended but not acknowledged."""
-        running = {RunId(runner.run.job, runner.run.attempt) for runner in self._runners.values()}
+        running = {runner.run.id for runner in self.runners}
         wanted = {RunId(order.job, order.attempt) for order in self._orders.leads}
         return running | self._unsafe | (set() if self._is_leaving else wanted - self._ended)
 
     @property
     def holding(self) -> dict[int, RunId]:
         """Tell which slots have processes, and whose."""
-        run_ids = {slot: RunId(int(at.job), at.attempt) for slot, at in self._workers.items()}
-        runs = {slot: run for slot, (run, _) in self._commands.items()}
-        return run_ids | {slot: RunId(run.job, run.attempt) for slot, run in runs.items()}
+        workers = {slot: RunId(int(at.job), at.attempt) for slot, at in self._workers.items()}
+        return workers | {slot: run.id for slot, (run, _) in self._commands.items()}
 
     @property
     def runners(self) -> list[JobRunner]:
         """The job runners of this node."""
-        return list(self._runners.values())
+        return [led.runner for led in self._led.values()]
 
     def gpus(self) -> set[str]:
         """Name the GPUs that have processes of jobs. From any thread."""
-        orders = [applied.order for applied in list(self._applied.values())]
+        orders = [led.applied.order for led in list(self._led.values())]
         found = {s.gpu for order in orders for s in order.seats if s.slot in self._commands}
         found |= {at.gpu for at in [*self._workers.values(), *self.parked.processes]}
         return {gpu for gpu in found if gpu is not None}
@@ -182,9 +200,9 @@ class NodeAgent:
 
     def suspend_all(self, reason: str) -> None:
         """Suspend every job that this node runs: its state is made durable, then it ends."""
-        for job, runner in self._runners.items():
-            if not self._applied[job].order.stop:
-                self._stop_run(StopRun(job, "retire", reason), runner)
+        for job, led in self._led.items():
+            if not led.applied.order.stop:
+                self._stop_run(StopRun(job, "retire", reason), led)
         self._take_turns()
 
     def end_all(self, trouble: Trouble) -> None:
@@ -193,9 +211,9 @@ class NodeAgent:
         A server that has not given us up yet must hear of it: the runs are not runner again.
         """
         self._orders = NOTHING
-        for job, runner in list(self._runners.items()):
-            self._drop(job)
-            self._report(RunEnded(job, runner.run.attempt, "lost", trouble=trouble))
+        for runner in self.runners:
+            self._drop(runner.run.job)
+            self._report(RunEnded(runner.run.job, runner.run.attempt, "lost", trouble=trouble))
         self._take_turns()
         for run_id in set(self.holding.values()):
             self._job_hosts.kill(str(run_id.job))
@@ -205,15 +223,15 @@ class NodeAgent:
     def end(self, job: int, trouble: Trouble) -> None:
         """End a job here for a reason of ours."""
         self._say(job, 0, trouble.sentence)
-        if job in self._runners:
-            self._runners[job].fail(trouble)
+        if job in self._led:
+            self._led[job].runner.fail(trouble)
         else:
             self._job_hosts.kill(str(job))
 
     @property
     def has_unsaved(self) -> bool:
         """Tell whether a job that was to leave goes on, as its state can't be saved."""
-        return any(runner.is_unsaved for runner in self._runners.values())
+        return any(runner.is_unsaved for runner in self.runners)
 
     @property
     def is_free(self) -> bool:
@@ -228,7 +246,8 @@ class NodeAgent:
     # Actions.
 
     def _act(self) -> None:
-        for action in reconcile(self._orders, self._addresses, self._applied, self._ended):
+        applied = {job: led.applied for job, led in self._led.items()}
+        for action in reconcile(self._orders, self._addresses, applied, self._ended):
             self._do(action)
         self._note_idle()
 
@@ -240,15 +259,14 @@ class NodeAgent:
                 self._start_run(order, addresses)
             case ResizeRun(order, addresses):
                 self.parked.take(order.job)
-                self._applied[order.job] = AppliedOrder(
-                    order, addresses, granted_slots(self._orders, order)
-                )
+                led = self._led[order.job]
+                led.applied = AppliedOrder(order, addresses, granted_slots(self._orders, order))
                 self._say_others(order)
-                self._runners[order.job].resize(order.seats, self._with_own(addresses))
+                led.runner.resize(order.seats, self._with_own(addresses))
             case MarkNodesLost(job, nodes):
-                self._runners[job].mark_lost(nodes)
-            case StopRun(job) if job in self._runners:
-                self._stop_run(action, self._runners[job])
+                self._led[job].runner.mark_lost(nodes)
+            case StopRun(job) if job in self._led:
+                self._stop_run(action, self._led[job])
             case StopRun():
                 pass  # its environment is not ready: it is stopped when it starts
             case ReleaseRun(job):
@@ -263,9 +281,9 @@ class NodeAgent:
 
     def _take_turns(self) -> None:
         """Have turns on shared slots begin and end, and let job hosts know who may be at work."""
-        takers = {RunId(each.run.job, each.run.attempt): each for each in self._runners.values()}
+        takers = {each.run.id: each for each in self.runners}
         takers = {run_id: each for run_id, each in takers.items() if run_id not in self._ended}
-        stops = {job: applied.order.stop for job, applied in self._applied.items()}
+        stops = {job: led.applied.order.stop for job, led in self._led.items()}
         leaving = {run_id for run_id in takers if stops[run_id.job] in ("park", "retire")}
         processes = [*self.parked.processes, *self._workers.values()]
         waiting = {int(each.job) for each in processes if each.awaits_turn}
@@ -298,61 +316,57 @@ class NodeAgent:
             precheck=order.precheck,
             limits=order.limits,
         )
-        is_elastic = spec.is_elastic and not order.precheck
-        if not is_elastic and any(assigned.slot in self.holding for assigned in order.seats):
+        if not run.is_elastic and any(assigned.slot in self.holding for assigned in order.seats):
             return  # asked again when the slots are empty; workers are kept waiting by job hosts
         log.info("run_started", job=job, attempt=order.attempt, slots=[s.slot for s in order.seats])
-        runner = self._runners[job] = self._runner_of(run, self)
-        self._applied[job] = AppliedOrder(order, addresses, granted_slots(self._orders, order))
+        runner = self._runner_of(run, self)
+        applied = AppliedOrder(order, addresses, granted_slots(self._orders, order))
+        self._led[job] = _LedRun(runner, applied)
         self._say_others(order)
-        if not is_elastic:
+        if not run.is_elastic:
             self._occupy(self._commands | {assigned.slot: (run, None) for assigned in order.seats})
         runner.start(order.seats, self._with_own(addresses))
 
     def _with_own(self, addresses: Mapping[str, HostAddress]) -> dict[str, HostAddress]:
         return {**addresses, self._info.name: self._info.address}
 
-    def _stop_run(self, stop: StopRun, runner: JobRunner) -> None:
-        applied = self._applied[stop.job]
-        self._applied[stop.job] = replace(applied, order=replace(applied.order, stop=stop.how))
+    def _stop_run(self, stop: StopRun, led: _LedRun) -> None:
+        led.applied = replace(led.applied, order=replace(led.applied.order, stop=stop.how))
         log.info("run_stopping", job=stop.job, how=stop.how, why=stop.reason)
         if stop.how == "cancel":
-            runner.cancel()
+            led.runner.cancel()
             return
         park = stop.how == "park" and not self._is_leaving and self.parked.expect(stop.job)
-        runner.suspend(stop.reason, park=park)
-        grace_s = runner.run.spec.launch.grace_s
+        led.runner.suspend(stop.reason, park=park)
+        grace_s = led.runner.run.spec.launch.grace_s
         give_up_s = self._clock.steady_s() + grace_s + SAVING_S
-        self._loop.call_later(grace_s, self._force, runner, give_up_s)
+        self._loop.call_later(grace_s, self._force, led, give_up_s)
 
-    def _force(self, runner: JobRunner, give_up_s: float, *, has_waited: bool = False) -> None:
+    def _force(self, led: _LedRun, give_up_s: float, *, has_waited: bool = False) -> None:
         """End a run that was to leave and is still there, unless it is saving its state.
 
         One that waits for its turn to leave has its time from when that comes.
         """
-        run, again = runner.run, partial(self._force, runner, give_up_s)
-        if self._runners.get(run.job) is not runner:
-            return
-        if not self._applied[run.job].order.stop:
-            return  # it was called back
-        if self._turns.is_kept_waiting(RunId(run.job, run.attempt)):
+        run, again = led.runner.run, partial(self._force, led, give_up_s)
+        if self._led.get(run.job) is not led or not led.applied.order.stop:
+            return  # it has left, or was called back
+        if self._turns.is_kept_waiting(run.id):
             self._loop.call_later(AGAIN_S, partial(again, has_waited=True))
         elif has_waited:
             self._loop.call_later(run.spec.launch.grace_s, again)
-        elif not runner.force(at_all_costs=self._clock.steady_s() > give_up_s):
+        elif not led.runner.force(at_all_costs=self._clock.steady_s() > give_up_s):
             self._loop.call_later(AGAIN_S, again)
 
     def _drop(self, job: int) -> None:
-        runner = self._runners.pop(job)
+        runner = self._led.pop(job).runner
         log.info("run_dropped", job=job, attempt=runner.run.attempt)
-        del self._applied[job]
         self._parting.append(runner)
         runner.release()
 
     def _prepare_environments(self) -> None:
         """Prepare the environments of the jobs that run here, or will."""
         here = {*(run_id.job for run_id in self.holding.values()), *self.parked.jobs}
-        self._environments.want(self._orders.jobs, {*here, *self._runners})
+        self._environments.want(self._orders.jobs, {*here, *self._led})
         self._bridge.environments = {
             str(job): environment for job, environment in self._environments.ready.items()
         }
@@ -382,21 +396,16 @@ class NodeAgent:
         self._log_spool.add(job, LogLine(self._clock.wall_s(), attempt, -1, None, OURS, text))
 
     def _note_idle(self) -> None:
-        if self._runners or self._parting:
+        if self._led or self._parting:
             self._idle.clear()
         else:
             self._idle.set()
 
     # Words of other threads.
 
-    def _post(self, action: Callable[[], None]) -> None:
-        self._loop.call_soon_threadsafe(action)
-
+    @_in_loop
     def hear_holding(self, version: int, held: Held, parked: Parked) -> None:
         """Hear of workers here, of the orders' version that is true with, and of parked ones."""
-        self._post(partial(self._on_holding, version, held, parked))
-
-    def _on_holding(self, version: int, held: Held, parked: Parked) -> None:
         self._workers, self._version = held, version
         self.parked.note(parked)
         pids = [pid for each in self.pids().values() for pid in each]
@@ -417,21 +426,17 @@ class NodeAgent:
         )
         self._sink.hold(holding)
 
+    @_in_loop
     def hear_others(self, others: Mapping[int, str]) -> None:
         """Hear which GPUs that have no job are used by others, and by whom."""
-        self._post(partial(self._on_others, others))
-
-    def _on_others(self, others: Mapping[int, str]) -> None:
         self._others = others
         for index, who in others.items():
             log.warning("gpu_used_by_others", gpu=index, who=who)
         self._job_hosts.look_again()  # and `on_holding` is told
 
+    @_in_loop
     def on_fact(self, run: JobRun, fact: Fact) -> None:
         """Hear of a run."""
-        self._post(partial(self._on_fact, run, fact))
-
-    def _on_fact(self, run: JobRun, fact: Fact) -> None:
         if not isinstance(fact, RunEnded):
             self._sink.report(fact)
             return
@@ -442,7 +447,7 @@ class NodeAgent:
             fact.outcome == "failed" and not run.spec.max_failures
         )
         if is_final:
-            self._untidy[RunId(run.job, run.attempt)] = run
+            self._untidy[run.id] = run
 
     def on_safe(self, fact: Fact) -> None:
         """Hear that the server knows a fact; only then may the state of a job that is over go."""
@@ -454,9 +459,10 @@ class NodeAgent:
             forget = fact.outcome != "failed"
             self._environments.tidy(run.job, run.spec, run.attempt, forget=forget)
 
+    @_in_loop
     def on_progress(self, run: JobRun, progress: RunProgress) -> None:  # noqa: ARG002 - it is in there
         """Hear how a run is doing."""
-        self._post(partial(self._sink.progress, progress))
+        self._sink.progress(progress)
 
     def on_line(self, run: JobRun, stream: str, text: str) -> None:
         """Keep a line of a run; what a command prints is its only worker's."""
@@ -465,11 +471,9 @@ class NodeAgent:
             run.job, LogLine(self._clock.wall_s(), run.attempt, worker, rank, stream, text)
         )
 
-    def on_slots(self, run: JobRun, slots: Iterable[int], pid: int | None) -> None:
+    @_in_loop
+    def on_slots(self, run: JobRun, slots: Sequence[int], pid: int | None) -> None:
         """Hear which slots a command holds."""
-        self._post(partial(self._on_slots, run, tuple(slots), pid))
-
-    def _on_slots(self, run: JobRun, slots: tuple[int, ...], pid: int | None) -> None:
         others = {s: at for s, at in self._commands.items() if at[0] is not run}
         self._occupy(others | dict.fromkeys(slots, (run, pid)))
         self._job_hosts.look_again()
@@ -479,22 +483,18 @@ class NodeAgent:
         self._commands = commands
         self._bridge.commands = commands.keys()
 
+    @_in_loop
     def on_turn(self, run: JobRun, event: Message) -> None:
         """Hear that a worker's turn has ended, or begun."""
-        self._post(partial(self._on_turn, RunId(run.job, run.attempt), event))
-
-    def _on_turn(self, run_id: RunId, event: Message) -> None:
-        self._turns.hear(run_id, event)
+        self._turns.hear(run.id, event)
         self._take_turns()
 
+    @_in_loop
     def on_over(self, run: JobRun) -> None:
         """Hear that a job runner has ended."""
-        self._post(partial(self._on_over, run))
-
-    def _on_over(self, run: JobRun) -> None:
         self._parting = [runner for runner in self._parting if runner.run is not run]
-        if (runner := self._runners.get(run.job)) is not None and runner.run is run:
-            del self._runners[run.job], self._applied[run.job]
-            self._ended.add(RunId(run.job, run.attempt))
+        if (led := self._led.get(run.job)) is not None and led.runner.run is run:
+            del self._led[run.job]
+            self._ended.add(run.id)
         self._act()
         self._take_turns()

@@ -13,8 +13,7 @@ from typing import Literal
 
 import structlog
 
-from coddl.agent.slot_table import AgentBridge
-from coddl.agent.worker_hosts import WorkerHosts
+from coddl.agent.slot_table import AgentBridge, WorkerHosts
 from coddl.core.pool.records import RunEnded
 from coddl.runtime.supervisor.slots import Parked, SlotProcess
 

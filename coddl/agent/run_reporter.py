@@ -1,10 +1,13 @@
-"""Turns a supervisor's events into facts for the server and log lines for users. Pure."""
+"""Turns a supervisor's events into facts for the server and log lines for users. Pure.
+
+A `ReportSink` is where the agent leaves what the server must know.
+"""
 
 import signal
-from typing import Final, Literal, cast, get_args
+from typing import Final, Literal, Protocol, cast, get_args
 
 from coddl.agent.loss_spans import LossSpans
-from coddl.api.wire import RunProgress
+from coddl.api.wire import Holding, RunProgress
 from coddl.core.errors import UserError
 from coddl.core.pool.records import (
     STEPS_MAX,
@@ -45,6 +48,22 @@ CRASHES: Final = frozenset(
         signal.SIGTRAP,
     }
 )
+
+
+class ReportSink(Protocol):
+    """Takes what the server must know. Called in the agent's event loop."""
+
+    def report(self, fact: Fact) -> None:
+        """Tell a fact, until it is acknowledged."""
+        ...
+
+    def hold(self, holding: Holding) -> None:
+        """Tell which slots have processes, by which version of the orders, and our runs."""
+        ...
+
+    def progress(self, progress: RunProgress) -> None:
+        """Tell how a run is doing, some time soon."""
+        ...
 
 
 class RunReporter:

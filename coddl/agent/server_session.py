@@ -15,8 +15,8 @@ from typing import Final, Protocol, assert_never
 import msgspec
 import structlog
 
+from coddl.agent.lease_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.logs import LogSpool
-from coddl.agent.node_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.node_lease import NodeLease
 from coddl.agent.run_reporter import Fact
 from coddl.agent.server_line import Dialer, ServerLine, ServerRefusal

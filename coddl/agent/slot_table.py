@@ -1,12 +1,14 @@
-"""The slot table of a node, and how its worker hosts read it from their own thread.
+"""The slot table of a node, and how its agent and its worker hosts hear of each other.
 
-The agent's event loop replaces tables as a whole, so no lock is needed.
+Worker hosts read the table from their own thread. The agent's event loop replaces tables as a
+whole, so no lock is needed.
 """
 
 import itertools
 import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from coddl.agent.logs import LogSpool
 from coddl.api.wire import LogLine
@@ -25,6 +27,27 @@ class SlotTable:
 
 
 Held = Mapping[int, SlotProcess]
+
+
+class WorkerHosts(Protocol):
+    """Hosts the workers of jobs on a node; tells of them through the agent's bridge."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether it can be asked anything."""
+        ...
+
+    def look_again(self) -> None:
+        """See who may be here by now, and tell who is."""
+        ...
+
+    def kill(self, job: str) -> None:
+        """End the workers of a job."""
+        ...
+
+    def kill_slot(self, slot: int) -> None:
+        """End the worker on a slot."""
+        ...
 
 
 class AgentBridge:

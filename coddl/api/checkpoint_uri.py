@@ -10,7 +10,7 @@ _EXAMPLE: Final = "--checkpoints s3://BUCKET/FOLDER"
 
 
 def check_uri(uri: str) -> str:
-    """Give the URI as it is compared and recorded; raise UserError if it can't be used."""
+    """Return the URI as it is compared and recorded; raise UserError if it can't be used."""
     scheme = _SCHEME.match(uri)
     place = uri[scheme.end() :] if scheme else ""
     if scheme is None or not place.strip("/"):

@@ -60,7 +60,7 @@ class Unreachable(UserError):
 
 
 class RequestRefused(UserError):
-    """The server has refused a request."""
+    """The server refused a request."""
 
     def __init__(self, status: int, problem: Mapping[str, str]) -> None:
         super().__init__(problem["what"], problem["because"], problem["try"])
@@ -82,7 +82,7 @@ class ServerAddress:
 
     @property
     def for_agents(self) -> str:
-        """Where agents find it: what they tell other nodes of themselves depends on the way."""
+        """Its address for agents: the address they give other nodes depends on the route to it."""
         return self.advertised or self.url
 
 
@@ -95,7 +95,7 @@ class Credentials:
 
 
 def state_folder(given: str = "", env: Mapping[str, str] = os.environ) -> Path:
-    """Tell where a pool of this machine keeps its things."""
+    """Return where a pool of this machine keeps its things."""
     if given:
         return Path(given).absolute()
     base = env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -108,7 +108,7 @@ def find(
     env: Mapping[str, str] = os.environ,
     given: Credentials = Credentials(),  # noqa: B008  # frozen
 ) -> ServerAddress:
-    """Find the server: the one given, else the one that this machine's state folder tells of."""
+    """Find the server: the one given, else the one named in this machine's state folder."""
     folder = state_folder(state_dir, env)
     token = token_for(folder, env, given)
     ca = given.tls_ca or env.get("CODDL_TLS_CA", "")
@@ -135,7 +135,7 @@ def find(
 
 
 def token_for(folder: Path, env: Mapping[str, str], given: Credentials) -> str:
-    """Give the token: of the file given, of the environment, or of the state folder; or none."""
+    """Return the token: of the file given, of the environment, or of the state folder; or none."""
     if file := given.token_file or env.get("CODDL_TOKEN_FILE", ""):
         return read_token(Path(file))
     if token := env.get("CODDL_TOKEN", ""):
@@ -168,7 +168,7 @@ def _closed(folder: Path, error: OSError) -> UserError:
 
 
 def _checked(url: str, ca: str) -> str:
-    """Give a whole address; a named CA means TLS, and the token must not be sent without it."""
+    """Return a whole address; a named CA means TLS, and the token must not be sent without it."""
     whole = url if "://" in url else f"{'https' if ca else 'http'}://{url}"
     try:
         parts = urlsplit(whole)
@@ -230,11 +230,11 @@ class Client:
         self._http.close()
 
     def get(self, path: str, **parameters: str | int | float | bool | None) -> Answer:
-        """Ask for something."""
+        """Send a GET request."""
         return self._asked("GET", path, parameters=parameters)
 
     def post(self, path: str, body: Answer = None, **parameters: str | bool | None) -> Answer:
-        """Have something done."""
+        """Send a POST request."""
         return self._asked("POST", path, body, parameters=parameters)
 
     def patch(self, path: str, body: Answer) -> Answer:
@@ -246,7 +246,7 @@ class Client:
         return self._asked("PUT", path, body, within_s=SETTLE_S)
 
     def delete(self, path: str) -> None:
-        """Have something forgotten."""
+        """Send a DELETE request."""
         self._asked("DELETE", path)
 
     def submit(self, request: Answer) -> Answer:
@@ -259,7 +259,7 @@ class Client:
         return self._asked("POST", "/jobs", request, headers=headers)
 
     def has_code(self, hash_: str) -> bool:
-        """Tell whether the server has an archive already."""
+        """Return whether the server has an archive already."""
         try:
             self._asked("HEAD", f"/code/{hash_}")
         except RequestRefused as error:
@@ -273,7 +273,7 @@ class Client:
         self._asked("PUT", f"/code/{hash_}", content=archive, within_s=UPLOAD_S)
 
     def is_ready(self) -> bool:
-        """Tell whether the server answers, and is ready to decide."""
+        """Return whether the server answers, and is ready to decide."""
         import httpx
 
         try:
@@ -282,7 +282,7 @@ class Client:
             return False
 
     def problems(self, kind: Literal["problems", "unsaved"] = "problems") -> list[str]:
-        """Give what an operator should see to, or which jobs' state can't be saved.
+        """Return what an operator should see to, or which jobs' state can't be saved.
 
         Nothing of a server that does not answer.
         """
@@ -295,7 +295,7 @@ class Client:
         return found
 
     def clock_ahead_s(self) -> float | None:
-        """Tell by how many whole seconds the server's clock is ahead; None: it does not say."""
+        """Return by how many whole seconds the server's clock is ahead; None: it does not say."""
         with self._reached():
             said = self._http.get("/healthz").headers.get("date", "")
         now_s = time.time()
@@ -308,7 +308,7 @@ class Client:
     def watch(
         self, path: str, **parameters: str | int | float | bool | None
     ) -> Iterator[StreamEvent]:
-        """Give the events of a stream; if it breaks off, go on after the last one."""
+        """Yield the events of a stream; if it breaks off, go on after the last one."""
         last, tries = "", itertools.count()
         until_s = 0.0  # how long to look for a server that was there; at first it must be
         while True:
@@ -366,7 +366,7 @@ class Client:
             time.sleep(self._pauses_s[min(next(tries), len(self._pauses_s) - 1)])
 
     def _may_return(self, since_s: float) -> bool:
-        """Tell whether a server that can't be reached may be starting again."""
+        """Return whether a server that can't be reached may be starting again."""
         found = self.address.found
         is_kept = found is not None and is_locked(found.with_name("pool.lock"))
         return time.monotonic() - since_s < (KEPT_S if is_kept else UNKNOWN_S)

@@ -100,7 +100,7 @@ def _is_ignored(name: str, patterns: tuple[str, ...]) -> bool:
 def _entries(
     folder: Path, root: Path, patterns: tuple[str, ...], left_out: list[str], above: str = ""
 ) -> Iterator[ArchiveEntry]:
-    """Give what is to be packed, in the order of names."""
+    """Yield what is to be packed, in the order of names."""
     for found in sorted(os.scandir(folder), key=lambda each: os.fsencode(each.name)):
         entry = ArchiveEntry(
             f"{above}{found.name}", Path(found.path), found.stat(follow_symlinks=False)
@@ -122,7 +122,7 @@ def _entries(
 
 
 def _stays_inside(link: Path, root: Path) -> bool:
-    """Tell whether a link leads to what is packed, or to nothing; raises OSError at a loop."""
+    """Return whether a link leads to what is packed, or to nothing; raises OSError at a loop."""
     try:
         link.stat()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What an emulated pool is told: its settings, in a file of its state folder, and its jobs.
+"""The input of an emulated pool: its settings, in a file of its state folder, and its jobs.
 
 The settings are there for the server, which has the pool's clock from them, and for the process
 that hosts the emulated nodes. A job names its model and how many iterations it trains for.
@@ -57,7 +57,7 @@ class EmulatedJob:
 
     @property
     def args(self) -> list[str]:
-        """Give the arguments that say so."""
+        """Return the arguments that say so."""
         return ["--model", self.model, "--iterations", repr(self.iterations)]
 
     @classmethod

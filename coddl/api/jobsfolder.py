@@ -53,7 +53,7 @@ def look(path: Path) -> JobsFolder:
 
 
 def make(path: Path, node: str, boot: str) -> JobsFolder:
-    """Make a jobs folder, unless there is one, say that a node uses it, and tell what lies there.
+    """Make a jobs folder if there is none, note that a node uses it, and return what it holds.
 
     Raises UserError if it can't be used.
     """

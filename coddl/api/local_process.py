@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def lives(pid: int) -> bool:
-    """Tell whether a process of this machine runs; a zombie does not."""
+    """Return whether a process of this machine runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -14,7 +14,7 @@ def lives(pid: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether some process holds the lock of a file."""
+    """Return whether some process holds the lock of a file."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

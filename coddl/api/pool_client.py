@@ -43,7 +43,7 @@ class Rows(list[Row]):
     """A list of views, which gives its columns and shows itself as a table."""
 
     def columns(self, *names: str) -> dict[str, list[Any]]:  # Any: what a view can hold
-        """Give the columns, or some of them: `pandas.DataFrame(jobs.columns())`."""
+        """Return the columns, or some of them: `pandas.DataFrame(jobs.columns())`."""
         kept = names or tuple(type(self[0]).model_fields if self else ())
         return {name: [getattr(row, name) for row in self] for name in kept}
 
@@ -72,7 +72,7 @@ class Rows(list[Row]):
         )
 
     def _table(self) -> list[list[str]]:
-        """Give the names of the columns in which something is told, and the first rows."""
+        """Return the names of the columns that are not empty, and the first rows."""
         columns = self.columns(*(BRIEFLY.get(type(self[0]), ()) if self else ()))
         told = [name for name, cells in columns.items() if any(c not in _NOTHING for c in cells)]
         lines = zip(*(columns[name][:SHOWN] for name in told), strict=True)
@@ -108,7 +108,7 @@ class PoolClient:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self.server.__exit__()
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class PoolClient:
     # Looking.
 
     def jobs(self, *, all: bool = False) -> Rows[JobView]:
-        """Give the jobs that are not over; with `all`, the others too."""
+        """Return the jobs that are not over; with `all`, the others too."""
         found: Rows[JobView] = Rows()
         cursor = None
         while True:
@@ -128,38 +128,38 @@ class PoolClient:
                 return found
 
     def job(self, job: JobLike) -> JobView:
-        """Give a job as it stands now, by its number or its name."""
+        """Return a job as it stands now, by its number or its name."""
         return JobView.model_validate(self.server.get(_path(job)))
 
     def nodes(self) -> Rows[NodeView]:
-        """Give the nodes, with their GPUs."""
+        """Return the nodes, with their GPUs."""
         items = self.server.get("/nodes")["items"]
         return Rows(NodeView.model_validate(each) for each in items)
 
     def policy(self) -> PolicyView:
-        """Give the policy that the pool follows."""
+        """Return the policy that the pool follows."""
         return PolicyView.model_validate(self.server.get("/policy"))
 
     def timeline(self, since_s: float | None = None, until_s: float | None = None) -> TimelineView:
-        """Tell which job held how many GPUs, and when; in the last hour, unless told otherwise."""
+        """Return which job held how many GPUs, and when; in the last hour, by default."""
         told = self.server.get("/timeline", since_s=since_s, until_s=until_s)
         return TimelineView.model_validate(told)
 
     def logs(
         self, job: JobLike, *, tail: int | None = None, rank: int | None = None
     ) -> Rows[LogLineView]:
-        """Give what a job has printed: the last lines, or those of one worker."""
+        """Return what a job has printed: the last lines, or those of one worker."""
         items = self.server.get(f"{_path(job)}/logs", tail=tail, rank=rank)["items"]
         return Rows(LogLineView.model_validate(each) for each in items)
 
     def events(self, job: JobLike | None = None, *, limit: int = PAGE) -> Rows[EventView]:
-        """Give the newest events, of the pool or of a job."""
+        """Return the newest events, of the pool or of a job."""
         path = "/events" if job is None else f"{_path(job)}/events"
         items = self.server.get(path, limit=limit)["items"]
         return Rows(EventView.model_validate(each) for each in items)
 
     def watch(self) -> Iterator[EventView]:
-        """Give everything that happens from this call on: `for event in client.watch()`.
+        """Return everything that happens from this call on: `for event in client.watch()`.
 
         It has no end; leave the loop.
         """
@@ -199,11 +199,11 @@ class PoolClient:
         return self._ordered(job, "cancel")
 
     def suspend(self, job: JobLike) -> JobView:
-        """Have a job save its state and give up its GPUs until it is resumed."""
+        """Suspend a job: it saves its state and gives up its GPUs until it is resumed."""
         return self._ordered(job, "suspend")
 
     def resume(self, job: JobLike) -> JobView:
-        """Let a suspended job have GPUs again."""
+        """Resume a suspended job: it may get GPUs again."""
         return self._ordered(job, "resume")
 
     def resize(self, job: JobLike, gpus: int | str) -> JobView:

@@ -1,6 +1,6 @@
 """What REST answers and is asked, below `/api/v1`. (Jobs as users write them: `spec`.)
 
-Seconds that end in `_s` and tell when something was are wall-clock seconds since 1970. Every error
+Points in time, in fields that end in `_s`, are wall-clock seconds since 1970. Every error
 is a `Problem`, as application/problem+json.
 """
 
@@ -71,8 +71,8 @@ class TurnsView(View):
 
     turn_s: float  # how long a turn lasts
     jobs: list[int]  # the others
-    has_turn: bool | None  # None: its node has not told
-    share: float | None  # 0..1: the part of the GPU's time that it had so far; None: not told
+    has_turn: bool | None  # None: not reported by its node
+    share: float | None  # 0..1: the part of the GPU's time that it had so far; None: not reported
 
 
 class LossView(View):
@@ -123,7 +123,7 @@ class JobView(View):
     step: int
     steps: int | None
     progress: float | None  # 0..1
-    eta_s: float | None  # seconds to its end, at the speed it has; `length` says if it is told
+    eta_s: float | None  # seconds to its end, at its present speed; `length` says how that is known
     samples_per_s: float
     still_s: float = 0.0  # for which no step was made; 0: steps come as they should
     submitted_s: float
@@ -151,7 +151,7 @@ class JobView(View):
     memory_limit: str | None = None  # why its memory requires more than 1 GPU, if it does
     parked: ParkedView | None = None  # where its workers are parked, if they are
     turns: TurnsView | None = None  # if it takes turns on its GPU with other jobs
-    length: LengthView | None = None  # None: it is over, or has not told how it trains
+    length: LengthView | None = None  # None: it is over, or has not reported its length
     losses: list[LossView] = []  # from the first to the last; some of them, if there are many
     trials: int = 0  # resizes to measure a size that was expected to be slower
     speeds: list[SpeedView] | None = None  # of an elastic job; null in lists of jobs
@@ -180,7 +180,7 @@ class JobChange(BaseModel):
 
 
 class EffectView(View):
-    """What would become of a job's share."""
+    """How a job's share would change."""
 
     job: int  # of the new job: the number it would get now
     name: str
@@ -205,7 +205,7 @@ class SliceTimeView(View):
     samples: int
     forward_s: float
     backward_s: float
-    forward_host_s: float = 0.0  # of the host beside a GPU: no pass is shorter
+    forward_host_s: float = 0.0  # of the host while the GPU computes: no pass is shorter
     backward_host_s: float = 0.0
 
 
@@ -256,7 +256,7 @@ class ExchangeLinkView(View):
     latency_us: float  # of one of its messages
     call_us: float  # of a collective by itself
     backend: str
-    workers: list[int]  # numbers of workers it was measured with; empty: not told
+    workers: list[int]  # numbers of workers it was measured with; empty: not reported
     factors: list[ExchangeFactorView] = []  # by workers, then bytes, ascending
 
 
@@ -271,7 +271,7 @@ class EstimateInputView(View):
     """All that the pool estimates the speed of a job from."""
 
     profile: ProfileView
-    links: dict[str, ExchangeLinkView]  # node, cluster: those in the middle of what nodes tell
+    links: dict[str, ExchangeLinkView]  # node, cluster: medians of what nodes report
     node_gpus: int  # of the largest node: workers are on as few nodes as they take
     measured: list[MeasuredStepView]  # by the job
     remembered: list[MeasuredStepView]  # by earlier jobs that train the same
@@ -342,9 +342,9 @@ class SlotView(View):
     memory_bytes: int
     job: int | None  # that has it; of several that take turns, the one that has the turn
     jobs: list[int] = []  # all that may have processes there
-    used_by_others: str = ""  # by whom; then no job gets it
+    used_by_others: str = ""  # name of the user; then no job gets it
     busy: float | None = None  # 0..1: the part of the last moments in which a GPU computed
-    memory_used_bytes: int | None = None  # by any process; null: not told, or a CPU slot
+    memory_used_bytes: int | None = None  # by any process; null: not reported, or a CPU slot
 
 
 class NodeView(View):
@@ -362,7 +362,7 @@ class NodeView(View):
     free: int
     jobs: list[int]
     python: str = ""  # version of the agent's interpreter, and of jobs that name none
-    torch: str = ""  # the version installed there; empty: none, or not told
+    torch: str = ""  # the version installed there; empty: none, or not reported
     coddl: str = ""  # version of the agent
     parked: int = 0  # jobs without GPUs whose workers are parked there
     parked_bytes: int = 0  # host memory that these use
@@ -392,7 +392,7 @@ class EngineView(View):
     starting: list[str]  # nodes that were asked for and have not joined
     trouble: str  # why the engine does not answer
     notes: list[str]  # why nodes leave, or do not come
-    is_connected: bool  # it was heard of since the server was started
+    is_connected: bool  # it has reported since the server was started
 
 
 class NodesView(View):
@@ -444,7 +444,7 @@ class PolicyChange(BaseModel):
 class PoolView(View):
     """The pool in one screen."""
 
-    id: str = ""  # tells this pool from all others
+    id: str = ""  # identifies this pool
     slots_total: int  # of nodes that are up
     slots_used: int
     slots_free: int

@@ -1,4 +1,4 @@
-"""What an engine tells the pool over REST: which nodes it has, and how many it may have."""
+"""What an engine reports to the pool over REST: which nodes it has, and how many it may have."""
 
 from typing import Annotated, Literal
 

@@ -32,7 +32,7 @@ class TimelineView(View):
 
 
 class SeriesView(View):
-    """A number that a job has told again and again."""
+    """A number that a job has logged over time."""
 
     name: str
     step: list[int]

@@ -90,6 +90,6 @@ class WhatIfView(View):
     """How a replay is doing, or what has come of it."""
 
     state: Literal["running", "done", "failed"]
-    progress: float | None  # 0..1; null: not told
+    progress: float | None  # 0..1; null: not reported
     trouble: TroubleView | None
     result: WhatIfResultView | None

@@ -191,7 +191,7 @@ class JobRequest(BaseModel):
         (), description="Command that must succeed on 1 GPU before the job gets its GPUs."
     )
     user: str = Field(
-        "", max_length=64, pattern=r"^[^\s\x00/]*$", description="User who submits it."
+        "", max_length=64, pattern=r"^[^\s\x00/]*$", description="User that submits it."
     )
     step_s: dict[Size, Annotated[float, Field(gt=0, le=1e9)]] = Field(
         default_factory=dict, description="Seconds per iteration, by number of GPUs."
@@ -264,7 +264,7 @@ class JobRequest(BaseModel):
         return name if NAME.fullmatch(name) else f"job-{name}"[:64].strip("-")
 
     def to_spec(self, pool_devices: int) -> JobSpec:
-        """Give the job as a pool of so many devices keeps it."""
+        """Return the job as a pool with `pool_devices` devices stores it."""
         most = (pool_devices or GPUS_MAX_UNSEEN) if self.the_tier == "elastic" else 1
         bounds = self.gpus or Bounds(min=1, max=most)
         return JobSpec(
@@ -366,6 +366,6 @@ def _kind(value: object) -> str:
 
 
 def schema() -> dict[str, Any]:  # Any: JSON
-    """Give the JSON Schema of a job as users write it, for editors and checkers."""
+    """Return the JSON Schema of a job as users write it, for editors and checkers."""
     found = JobRequest.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}

@@ -13,7 +13,7 @@ from coddl.core.errors import UserError
 
 
 def checked_request(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Give a job as the server takes it; raises UserError if that is known to refuse it."""
+    """Return a job as the server takes it; raises UserError if that is known to refuse it."""
     request = read_request(dict(data))
     checked = request.model_dump(mode="json", exclude_unset=True)
     if request.script:

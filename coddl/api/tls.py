@@ -35,13 +35,13 @@ class TlsFiles:
 
     @property
     def words(self) -> list[str]:
-        """Give the options that name them."""
+        """Return the options that name them."""
         words = ["--tls-cert", str(self.cert), "--tls-key", str(self.key)]
         return words + (["--tls-ca", self.ca] if self.ca else [])
 
 
 def trust(url: str, ca: str = "") -> ssl.SSLContext | None:
-    """Give what verifies the server at an address; None: no TLS is spoken there.
+    """Return what verifies the server at an address; None: no TLS is spoken there.
 
     Raises UserError if the file of CAs can't be used.
     """
@@ -49,7 +49,7 @@ def trust(url: str, ca: str = "") -> ssl.SSLContext | None:
 
 
 def trusted(ca: str = "") -> ssl.SSLContext:
-    """Give what verifies servers: by the CAs of a file, or else those of this machine."""
+    """Return what verifies servers: by the CAs of a file, or else those of this machine."""
     try:
         return ssl.create_default_context(cafile=ca or None)
     except OSError as error:
@@ -87,7 +87,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _words_of(error: ssl.SSLCertVerificationError) -> tuple[str, str]:
-    """Tell why a certificate was not accepted, and what to try."""
+    """Return why a certificate was not accepted, and what to try."""
     match error.verify_code:
         case 9:
             return "its certificate is not valid yet", "check the clocks of both machines"
@@ -106,7 +106,7 @@ def _words_of(error: ssl.SSLCertVerificationError) -> tuple[str, str]:
 
 
 def _speaks_tls(url: str) -> bool:
-    """Tell whether TLS is spoken at an address. Nothing but a handshake is sent."""
+    """Return whether TLS is spoken at an address. Nothing but a handshake is sent."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

@@ -6,7 +6,7 @@ from coddl.core.errors import UserError
 
 
 def read_token(path: Path, option: str = "--token-file") -> str:
-    """Give the token in a file; raises UserError if there is none, or others may know it."""
+    """Return the token in a file; raises UserError if there is none, or others may know it."""
     try:
         mode = path.stat().st_mode & 0o777
         token = path.read_text("utf-8", errors="replace").strip()

@@ -77,16 +77,16 @@ class GpuUse(msgspec.Struct, frozen=True, array_like=True):
 
 class Beat(Message, frozen=True):
     number: int
-    gpus: dict[int, GpuUse] = {}  # by index, as far as the driver tells; none of CPU slots
+    gpus: dict[int, GpuUse] = {}  # by index, as far as the driver reports it; none of CPU slots
 
 
 class Holding(Message, frozen=True):
     """Which slots have live processes, knowing that version of the orders; and which runs it has.
 
     A run is listed from the orders that name it until its end was acknowledged: one that is missing
-    is over, whatever became of the word that said so. None: an older agent, which does not tell.
-    Parked workers hold no slot, nor do those that wait for their turn; of runs that were told to
-    leave, those are listed that are there.
+    is over, even if the message about its end was lost. None: an older agent, which sends no list.
+    Parked workers hold no slot, nor do those that wait for their turn; runs that must
+    leave are listed as long as they are there.
     """
 
     version: int
@@ -95,7 +95,7 @@ class Holding(Message, frozen=True):
     others: dict[
         int, str
     ] = {}  # by index: other users' processes on a GPU that has no process of a job
-    parked: frozenset[int] | None = None  # jobs whose workers are parked; None: it does not tell
+    parked: frozenset[int] | None = None  # jobs whose workers are parked; None: not reported
     turns: dict[int, SlotTurns] = {}  # by slot on which runs take turns: how that goes
 
 
@@ -116,7 +116,7 @@ class Report(Message, frozen=True):
 
     @property
     def fact(self) -> RunFact:
-        """Give what is told."""
+        """Return the fact that the report carries."""
         fact = self.prepared or self.did_not_fit or self.stepped or self.changed or self.unsaved
         told = fact or self.profiled or self.loss or self.stalled or self.ended
         assert told is not None
@@ -215,7 +215,7 @@ _from_server = msgspec.json.Decoder(FromServer)
 
 
 def encoded(message: FromAgent | FromServer) -> bytes:
-    """Give the bytes that carry a message."""
+    """Return the bytes that carry a message."""
     return _encoder.encode(message)
 
 

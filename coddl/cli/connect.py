@@ -53,7 +53,7 @@ def find_server(server: str, state_dir: str) -> "ServerAddress":
 
 @contextlib.contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Say which extra installs what is missing."""
+    """Return which extra installs what is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -65,7 +65,7 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Tell a person something that is no part of the output."""
+    """Print a note for people that is not part of the output."""
     print(f"note: {text}", file=sys.stderr)
 
 
@@ -82,7 +82,7 @@ def note_own_options(context: typer.Context, words: list[str]) -> None:
 
 def complete_jobs(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     """Offer the jobs of the pool that are not over; nothing where there is none."""
-    with contextlib.suppress(Exception):  # a shell waits: no word of what went wrong
+    with contextlib.suppress(Exception):  # a shell waits for completions: no error message
         for job in _asked(context, "/jobs", active=True, limit=LISTED)["items"]:
             for word in (job["name"], str(job["id"])):
                 if word.startswith(incomplete) and (incomplete or word == job["name"]):

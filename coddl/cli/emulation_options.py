@@ -115,7 +115,7 @@ def _check_costs(reconfigure: str) -> None:
 
 
 def emulation_words(options: "PoolOptions") -> list[str]:
-    """Give the options that say how a pool is emulated."""
+    """Return the options that say how a pool is emulated."""
     if (emulation := options.emulation) is None:
         return []
     words = ["--emulate", emulation.cluster, "--time-scale", f"{emulation.clock.scale:g}"]

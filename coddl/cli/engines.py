@@ -89,7 +89,7 @@ Idle = Annotated[
 
 
 def folder_at(option: str, path: str) -> Path:
-    """Give the whole path of a directory; raises UserError if it is a URI."""
+    """Return the whole path of a directory; raises UserError if it is a URI."""
     if "://" in path:
         try_ = f"--checkpoints {path}, of coddl up or coddl server"
         raise UserError(f"{option} {path} can't be used", "it is a URI, not a directory", try_)
@@ -117,14 +117,14 @@ def engine_bounds(engine: str, nodes: str, gpus: int | None, idle: str) -> "Node
 
 
 def checkpoint_uri(text: str) -> str:
-    """Give where jobs keep checkpoints; raises UserError if that is no such URI."""
+    """Return where jobs keep checkpoints; raises UserError if that is no such URI."""
     from coddl.api.checkpoint_uri import check_uri
 
     return check_uri(text) if text else ""
 
 
 def named_engine(engine: str, state_dir: str) -> str:
-    """Give the engine of a pool; `none` says that it has none any more."""
+    """Return the engine of a pool; `none` says that it has none any more."""
     from coddl.api.client import state_folder
 
     if engine != "none":
@@ -161,7 +161,7 @@ def remember_engine(options: "PoolOptions") -> None:
 
 
 def engine_words(options: "PoolOptions") -> list[str]:
-    """Give the options that say what brings nodes to a pool."""
+    """Return the options that say what brings nodes to a pool."""
     if (bounds := options.bounds) is None:
         return []
     words = ["--engine", options.engine, "--nodes", f"{bounds.least}..{bounds.most}"]
@@ -171,7 +171,7 @@ def engine_words(options: "PoolOptions") -> list[str]:
 
 
 def engine_address(engine: str, address: str) -> str:
-    """Give the address of an engine; raises UserError for one that has none."""
+    """Return the address of an engine; raises UserError for one that has none."""
     if address and engine != "ray":
         because = "it is the address of a Ray cluster"
         raise UserError(f"--address {address} can't be used", because, "--engine ray")
@@ -179,7 +179,7 @@ def engine_address(engine: str, address: str) -> str:
 
 
 def reachable_host(engine: str, host: str) -> str:
-    """Give the address to listen on; raises UserError if the nodes of an engine can't reach it.
+    """Return the address to listen on; raises UserError if the nodes of an engine can't reach it.
 
     Nodes of Slurm are always other machines, so asking for them asks for this, too.
     """

@@ -60,7 +60,7 @@ LinksFile = Annotated[
         "--links",
         metavar="FILE",
         help="Inspection of the hardware, as JSON. Default: for a job, what the nodes of its pool "
-        "tell; else links of usual servers.",
+        "report; else links of usual servers.",
     ),
 ]
 ExchangeOption = Annotated[
@@ -222,7 +222,7 @@ def _evidence(given: "EstimateInput") -> "StepEvidence":
 def _for_programs(
     given: "EstimateInput", rows: "Sequence[ShownEstimate | FailedEstimate]", asked: int
 ) -> dict[str, Any]:  # Any: JSON
-    """Give all that is known of each arrangement."""
+    """Return all that is known of each arrangement."""
     from coddl.cli.estimateview import FailedEstimate, fastest, warnings
 
     own, others = given.measured

@@ -111,7 +111,7 @@ def _measured_links(path: str) -> tuple[LinkSpeeds, str]:
 
 
 def usual_links(training: TrainingProfile) -> tuple[LinkSpeeds, str]:
-    """Give links of usual servers, and say so."""
+    """Return links of usual servers, and say so."""
     from coddl.core.cluster import Links
 
     usual, backend = Links(), "gloo" if training.device == "cpu" else "nccl"

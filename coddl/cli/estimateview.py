@@ -14,7 +14,7 @@ from coddl.core.speed.replay import Arrangement, StepTimeline, What
 
 COLUMNS: Final = 60  # of a time line
 ALIKE: Final = 0.05  # steps that differ by less count as equally long
-ADJUSTED: Final = 0.01  # a step that differs from its replay by more is told beside it
+ADJUSTED: Final = 0.01  # a step that differs from its replay by more is shown next to it
 ROWS: Final[dict[str, tuple[What, ...]]] = {
     "data": ("data",),
     "earlier passes": ("passes",),
@@ -62,7 +62,7 @@ def shown_estimate(
     evidence: StepEvidence,
     alone: ShownEstimate | None,
 ) -> ShownEstimate:
-    """Adjust a step by what was measured, and put it beside that of one worker."""
+    """Adjust a step by what was measured, and compare it with that of one worker."""
     guess = evidence.adjusted(predicted_step(arrangement, timeline))
     is_one = arrangement.workers == 1
     alone_s = guess.step_s if is_one else alone.step_s if alone is not None else None
@@ -74,7 +74,7 @@ def shown_estimate(
 
 
 def fastest(rows: Sequence[Row]) -> ShownEstimate:
-    """Give the fastest of those that could be estimated; there is one."""
+    """Return the fastest of those that could be estimated; there is one."""
     return min(_shown(rows), key=lambda each: each.step_s)
 
 
@@ -83,7 +83,7 @@ def _shown(rows: Sequence[Row]) -> list[ShownEstimate]:
 
 
 def warnings(given: EstimateInput, rows: Sequence[Row]) -> list[str]:
-    """Say which arrangements have more workers than the links were inspected with."""
+    """Return which arrangements have more workers than the links were inspected with."""
     found: dict[str, list[str]] = {}
     for each in _shown(rows):
         if name := given.extrapolated(each.arrangement.on_nodes):

@@ -160,13 +160,13 @@ def events(
 
 
 def last_events(client: "Client", job: int | None, count: int) -> "tuple[list[Answer], int]":
-    """Give the newest events, of one job or of all, and the number after which more will come."""
+    """Return the newest events, of one job or of all, and the number after which more will come."""
     page = client.get("/events" if job is None else f"/jobs/{job}/events", limit=max(count, 1))
     return page["items"][-count:] if count else [], int(page["next"])
 
 
 def _concerns(event: "Answer", job: int) -> bool:
-    """Tell whether an event is about a job; a decision may be about many."""
+    """Return whether an event is about a job; a decision may be about many."""
     detail = event["detail"]
     others = (*detail.get("targets", ()), *detail.get("waiting", ()))
     return event["job"] == job or str(job) in map(str, others)

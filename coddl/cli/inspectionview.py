@@ -92,7 +92,7 @@ def plot_lines(name: LinkClass, link: LinkSpeed) -> list[Text]:
 
 
 def _axis(low: float, high: float, cells: int) -> Callable[[float], int]:
-    """Give the way from a value to its cell, on a logarithmic scale."""
+    """Return the way from a value to its cell, on a logarithmic scale."""
     width = math.log(high / low) or 1.0
 
     def cell(value: float) -> int:

@@ -126,14 +126,14 @@ def ls(
 
 
 def jobs_of(client: "Client", ended: int = 0) -> list[dict[str, Any]]:
-    """Give the active jobs of the pool, and the newest of all; in the order of their numbers."""
+    """Return the active jobs of the pool, and the newest of all; in the order of their numbers."""
     found = {job["id"]: job for job in _pages(client, True, None)}
     found |= {job["id"]: job for job in _pages(client, None, ended)}
     return [found[number] for number in sorted(found)]
 
 
 def _pages(client: "Client", active: bool | None, most: int | None) -> Iterator[dict[str, Any]]:
-    """Give jobs, the newest first; no more than `most`, if that is told."""
+    """Yield jobs, the newest first; no more than `most`, if that is given."""
     left, cursor = most, None
     while left is None or left > 0:
         limit = PAGE if left is None else min(PAGE, left)
@@ -249,7 +249,7 @@ def cancel(
             except CoddlError as error:  # the others are cancelled all the same
                 print(f"error: {error}", file=sys.stderr)
                 code = code or error.exit_code
-        if wait:  # after all were told, so that they stop at the same time
+        if wait:  # after all requests are sent, so that the jobs stop at the same time
             done = [wait_for(client, str(job["id"])) for job in done]
     if wants_json(output, as_json):
         print(json.dumps(done, indent=2))
@@ -394,7 +394,7 @@ def read_size(text: str) -> tuple[int, int]:
 
 
 def is_local(name: str, server: str, state_dir: str) -> bool:
-    """Tell whether a name means a job of `coddl run` here; say so where the pool has one, too.
+    """Return whether a name means a job of `coddl run` here; print a note if the pool has one, too.
 
     A number is the pool's. A name is that of a job which runs here, else the pool's. Where there is
     no pool, all names are of here.

@@ -11,7 +11,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Same as -o json.")]
 
 
 def asks_json(words: Sequence[str]) -> bool:
-    """Tell whether a command that could not be read asked for it; not what follows a script."""
+    """Return whether a command that could not be read asked for it; not what follows a script."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == "--" or word.endswith(".py"):
             return False
@@ -23,7 +23,7 @@ def asks_json(words: Sequence[str]) -> bool:
 
 
 def wants_json(output: str, as_json: bool) -> bool:
-    """Tell whether a program will read the output."""
+    """Return whether a program will read the output."""
     return as_json or output == "json"
 
 

@@ -1,4 +1,4 @@
-"""The classes of the commands: help without types beside flags, and with ranges like 1..8."""
+"""The classes of the commands: help without types next to flags, and with ranges like 1..8."""
 
 from typing import Any
 

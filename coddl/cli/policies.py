@@ -125,7 +125,7 @@ def _plugged(
 
 
 def _chosen(known: "Sequence[Described]", name: str, noun: str) -> "list[Described]":
-    """Give the one that is named, or all."""
+    """Return the one that is named, or all."""
     from coddl.core.named import is_plugin, plugin_parts
 
     if not name:

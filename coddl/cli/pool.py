@@ -171,7 +171,7 @@ def up(
 
 
 def _checked_agents(agents: int, slots: int | None, engine: str, emulate: str) -> int:
-    """Give the number of agents; raises UserError if options name different nodes."""
+    """Return the number of agents; raises UserError if options name different nodes."""
     other = f"--engine {engine}" if engine else f"--slots {slots}" if slots is not None else ""
     if emulate and other:
         because = "the nodes of the pool are emulated, as --emulate says"
@@ -189,7 +189,7 @@ def _checked_agents(agents: int, slots: int | None, engine: str, emulate: str) -
 
 
 def _folder(state_dir: str) -> Path:
-    """Give the state folder of a pool."""
+    """Return the state folder of a pool."""
     from coddl.api.client import state_folder
 
     return state_folder(state_dir)
@@ -207,7 +207,7 @@ def _begin(
 
 
 def _start(options: "PoolOptions", as_json: bool) -> None:
-    """Start a pool in the background, unless it runs, and tell of it."""
+    """Start a pool in the background, unless it runs, and print its address."""
     from coddl.engines.pool import up
     from coddl.engines.slurm.server_job import start_in_job
 
@@ -229,7 +229,7 @@ def _start(options: "PoolOptions", as_json: bool) -> None:
 
 
 def _is_up(folder: Path) -> bool:
-    """Tell whether there is a pool, here or in a job of Slurm."""
+    """Return whether there is a pool, here or in a job of Slurm."""
     from coddl.engines.pool import supervisor_of
     from coddl.engines.slurm.server_job import server_jobs
 
@@ -271,13 +271,13 @@ def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
 
 
 def with_cluster(options: "PoolOptions", spec: str) -> "PoolOptions":
-    """Say how the nodes of a pool are wired."""
+    """Return how the nodes of a pool are wired."""
     cluster = checked_cluster(spec, options.nodes)
     return replace(options, sharing=replace(options.sharing, cluster=cluster))
 
 
 def checked_cluster(spec: str, agents: tuple[str, ...]) -> str:
-    """Give what the server is told of nodes; tell whom it says nothing of."""
+    """Return the cluster for the server; print which agents it does not describe."""
     from coddl.traces.clusters import cluster_from, with_whole_path
 
     named = {node.name for node in cluster_from(spec).nodes}
@@ -303,7 +303,7 @@ def _supervise(options: "PoolOptions") -> int:
 
 
 def words_of_up(options: "PoolOptions") -> list[str]:
-    """Give the command that keeps such a pool up."""
+    """Return the command that keeps such a pool up."""
     from coddl.engines.processes import PROGRAM
 
     words = [*PROGRAM, "up", "--foreground", "--state-dir", str(options.folder)]
@@ -324,7 +324,7 @@ def own_client(folder: Path) -> "Client":
 
 
 def is_ready(options: "PoolOptions") -> bool:
-    """Tell whether the server decides, and its agents or its engine have come."""
+    """Return whether the server decides, and its agents or its engine have come."""
     try:
         with own_client(options.folder) as client:
             if not client.is_ready():
@@ -339,7 +339,7 @@ def is_ready(options: "PoolOptions") -> bool:
 
 
 def _note_problems(folder: Path) -> None:
-    """Tell what the operator should see to, such as a policy whose plug-in was not given again."""
+    """Print what the operator should fix, such as a policy whose plug-in was not given again."""
     with own_client(folder) as client:
         for problem in client.problems():
             note(problem)
@@ -367,7 +367,7 @@ def down(
     """Stop the pool of this machine; its jobs are saved and continue at the next `coddl up`."""
     from coddl.api.client import state_folder
     from coddl.cli.poolview import counted
-    from coddl.engines.pool import NOBODY
+    from coddl.engines.pool import NOT_RUNNING
     from coddl.engines.pool import down as end
     from coddl.engines.slurm.server_job import end_in_job
 
@@ -379,7 +379,7 @@ def down(
     if wants_json(output, as_json):
         print(json.dumps({"state_dir": str(folder), "was_up": was_up, "cancelled": cancelled}))
     elif not was_up:
-        print(f"{NOBODY} ({folder})")
+        print(f"{NOT_RUNNING} ({folder})")
     else:
         jobs = "; coddl up continues its jobs" if has_jobs else ""
         jobs = f"; {counted(cancelled, 'job')} cancelled" if cancel_jobs else jobs
@@ -387,7 +387,7 @@ def down(
 
 
 def _has_jobs(folder: Path) -> bool:
-    """Tell whether a pool has jobs that are not over, or may have: its server does not answer."""
+    """Return whether a pool has jobs that are not over, or may have: its server does not answer."""
     from coddl.cli.waiting import OVER
 
     try:
@@ -400,7 +400,7 @@ def _has_jobs(folder: Path) -> bool:
 
 
 def _cancel_all(folder: Path) -> int:
-    """Cancel all jobs and wait until they are over; tell how many there were."""
+    """Cancel all jobs and wait until they are over; return how many there were."""
     from coddl.cli.jobs import cancel_all
     from coddl.cli.waiting import wait_for
 

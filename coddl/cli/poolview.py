@@ -145,7 +145,7 @@ def table(
 
 
 def job_row(job: Answer, now_s: float) -> dict[str, str]:
-    """Give the columns of a job."""
+    """Return the columns of a job."""
     # The clock of an emulated pool is ahead of ours.
     told_s = job["submitted_s"] + job["runtime_s"] + job["waited_s"]
     until_s = max(now_s, told_s) if job["ended_s"] is None else job["ended_s"]
@@ -193,7 +193,7 @@ def _sparkline(points: Sequence[Answer]) -> str:
 
 
 def reason_of(job: Answer) -> str:
-    """Say why a job waits, with the code that programs know, or why it has what it has."""
+    """Return why a job waits, with the code that programs know, or why it has what it has."""
     still = f"no step for {duration(job['still_s'])}; " if job.get("still_s") else ""
     parked = f"; parked on {job['parked']['node']}" if job.get("parked") else ""
     code = f"{job['code']}: " if job["code"] else still
@@ -257,7 +257,7 @@ def _parked(node: Answer) -> str:
 
 
 def engine_lines(engine: Answer) -> list[Text]:
-    """Tell what brings nodes, and how many are wanted."""
+    """Return what brings nodes, and how many are wanted."""
     name, wanted = engine["engine"], counted(engine["wanted"], "node")
     sizes = bounds(engine["nodes_min"], engine["nodes_max"])
     because = f" ({engine['because']})" if engine["because"] else ""
@@ -267,7 +267,7 @@ def engine_lines(engine: Answer) -> list[Text]:
         lines += [f"engine {name}: starting: {', '.join(engine['starting'])}"]
     lines += [f"engine {name}: {note}" for note in engine["notes"]]
     if not engine["is_connected"]:
-        lines += [f"engine {name} was not heard of since the server was started"]
+        lines += [f"engine {name} has not reported since the server was started"]
     if engine["trouble"]:
         lines += [f"engine {name} does not answer: {engine['trouble']}"]
     return [Text(line) for line in lines]
@@ -293,7 +293,7 @@ def _node_row(node: Answer, is_wide: bool) -> dict[str, str]:
 
 
 def preview_lines(preview: Answer) -> list[Text]:
-    """Tell what a submission would change."""
+    """Return what a submission would change."""
     free = f"{preview['slots_free']} of {preview['slots_total']} slots are free"
     effects = [("new", preview["job"]), *((str(each["job"]), each) for each in preview["others"])]
     rows = [
@@ -339,7 +339,7 @@ def describe_lines(job: Answer, events: Sequence[Answer], now_s: float) -> list[
 
 
 def job_fields(job: Answer, now_s: float) -> list[tuple[str, str]]:
-    """Give all that is known of a job, by name; empty: not known, or of no use."""
+    """Return all that is known of a job, by name; empty: not known, or of no use."""
     steps = f" of {job['steps']:,}" if job["steps"] else ""
     done = f" ({job['progress']:.0%})" if job["progress"] is not None else ""
     speed = f"{job['samples_per_s']:,.0f} samples/s" if job["samples_per_s"] else ""
@@ -349,7 +349,7 @@ def job_fields(job: Answer, now_s: float) -> list[tuple[str, str]]:
     limits = bounds(job["gpus_min"], job["gpus_max"])
     holds = f"{job['gpus']} (bounds {limits})"
     where = f" on {', '.join(job['nodes'])}" if job["nodes"] else ""
-    # A job without GPUs was saved when it left them, later than its runner had told last.
+    # A job without GPUs was saved when it left them, after its runner's last report.
     is_told = job["saved_step"] is not None and job["gpus"]
     saved = f", last checkpoint at {job['saved_step']:,}" if is_told else ""
     trouble = job["trouble"] or {}
@@ -382,7 +382,7 @@ def job_fields(job: Answer, now_s: float) -> list[tuple[str, str]]:
 
 
 def explain_lines(told: Answer, now_s: float) -> list[Text]:
-    """Tell why a job is where it is, which speeds that rests on, and its history."""
+    """Return why a job is where it is, which speeds that rests on, and its history."""
     job = told["job"]
     head = title(job).append(f"  GPUS {gpus_of(job)}")
     code = f"{told['code']}: " if told["code"] else ""
@@ -415,7 +415,7 @@ def story_lines(story: Sequence[Answer], now_s: float) -> list[Text]:
 
 
 def speed_lines(speeds: Sequence[Answer]) -> list[Text]:
-    """Lay out how fast a job is at each size; beside it, what was predicted from its profile."""
+    """Format a job's speed at each size, next to the prediction from its profile."""
     # As long as no step has been seen, only the ratios are assumed: seconds would be made up.
     is_known = any(speed["source"] != "assumed" for speed in speeds)
     has_predicted = any(speed.get("predicted_s") for speed in speeds)
@@ -460,12 +460,12 @@ def _source(speed: Answer) -> str:
 
 
 def event_line(event: Answer, now_s: float) -> Text:
-    """Tell one record of the journal."""
+    """Format one record of the journal."""
     return Text(f"{moment(event['at_s'], now_s)}  {event['text']}")
 
 
 def log_line(line: Answer) -> str:
-    """Give a line with the rank of its worker, or with its source."""
+    """Return a line with the rank of its worker, or with its source."""
     if line["stream"] == "coddl":
         return f"coddl: {line['text']}"
     rank = line["worker"] if line["rank"] is None else line["rank"]
@@ -479,7 +479,7 @@ def change_line(job: Answer) -> str:
 
 
 def end_sentence(job: Answer) -> str:
-    """Tell how a job ended."""
+    """Return how a job ended."""
     took = f" after {duration(job['jct_s'])}" if job["jct_s"] is not None else ""
     plain = job["state"] == "SUCCEEDED" and not job.get("left_early")
     said = job["reason"] or (job["trouble"] or {}).get("what", "")

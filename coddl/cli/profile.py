@@ -87,7 +87,7 @@ class ProfileFile:
 
 
 def lines_of(found: Answer) -> "list[Text]":
-    """Write a profile: times by samples of a pass, then what a step costs besides."""
+    """Write a profile: times by samples of a pass, then the other costs of a step."""
     from rich.text import Text
 
     from coddl.cli.poolview import memory_size, table

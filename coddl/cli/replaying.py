@@ -47,7 +47,7 @@ def requests_for(
     curves: bool,
     script: str,
 ) -> list[Answer]:
-    """Give the jobs of a trace as a pool is asked for them; uploads what they run."""
+    """Return the jobs of a trace as a pool is asked for them; uploads what they run."""
     what = _script(client, script)
     return [_request(trace, row, what, gpus, curves=curves) for row in range(trace.size)]
 
@@ -56,7 +56,7 @@ Program = Callable[[Mapping[str, str]], Answer]
 
 
 def _script(client: Client, script: str) -> Program:
-    """Tell what a job runs, given its model, iterations and GPUs."""
+    """Return what a job runs, given its model, iterations and GPUs."""
     emulated = [node["python"] == INTERPRETER for node in client.get("/nodes")["items"]]
     if script and any(emulated):
         because = "the nodes of the pool are emulated, and run no scripts"
@@ -180,7 +180,7 @@ class TraceReplay:
             time.sleep(LOOK_EVERY_S)
 
     def _jobs(self, *, active: bool | None) -> Iterator[Answer]:
-        """Give the jobs of this replay, as they are now."""
+        """Yield the jobs of this replay, as they are now."""
         cursor = None
         while True:
             page = self._client.get("/jobs", active=active, limit=PAGE, cursor=cursor)
@@ -233,7 +233,7 @@ def _bar(jobs: int) -> Iterator[Callable[[int, int], None]]:
 
 
 def sentence_of(found: Answer) -> str:
-    """Say what became of the jobs."""
+    """Return a sentence with the numbers of submitted, finished and failed jobs."""
     count = found["submitted"]
     said = f"{count} job{'' if count == 1 else 's'} submitted, {found['succeeded']} finished"
     if failed := found["over"] - found["succeeded"]:

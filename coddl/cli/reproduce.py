@@ -37,7 +37,7 @@ Examples:
 
 def complete_experiments(incomplete: str) -> Iterator[tuple[str, str]]:
     """Offer the experiments by name."""
-    with contextlib.suppress(Exception):  # a shell waits: no word of what went wrong
+    with contextlib.suppress(Exception):  # a shell waits for completions: no error message
         from coddl.reproduce.registry import ALL
 
         offered = [("all", "every experiment"), *((each.name, each.title) for each in ALL)]
@@ -82,7 +82,7 @@ def reproduce(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Run published experiments and show the published results beside ours.
+    """Run published experiments and show the published results next to ours.
 
     Exit code 1: a named experiment failed or has no data. With all,
     experiments without data are skipped.

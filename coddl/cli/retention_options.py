@@ -56,7 +56,7 @@ def _named(name: str, value: float | None) -> dict[str, Any]:  # Any: an age or 
 
 
 def checked_keep(words: Iterable[str] | None) -> tuple[str, ...]:
-    """Give the same words for a server; raises UserError if it would refuse them."""
+    """Return the same words for a server; raises UserError if it would refuse them."""
     found = tuple(words or ())
     retention_of(found)
     return found

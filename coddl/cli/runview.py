@@ -103,7 +103,7 @@ def status_line(status: Event) -> str:
 
 
 def sentence(event: Event) -> str:
-    """Tell an event in words; "" for those that are not shown."""
+    """Return an event in words; "" for those that are not shown."""
     match event["is"]:
         case "origin" if event["where"] != "scratch":
             where = "memory" if event["where"] == "memory" else f"checkpoint {event['path']}"
@@ -142,7 +142,7 @@ def sentence(event: Event) -> str:
 
 
 def change_sentence(change: Event) -> str:
-    """Tell a change of the group in words."""
+    """Return a change of the group in words."""
     after = f"after step {change['step']}"
     serving = f"serving {change['serving_s']:.2f} s {AFTER[change['since']]}"
     pids = ", ".join(f"{pid} (worker {worker})" for worker, pid in change["pids"].items())
@@ -171,7 +171,7 @@ AFTER = {
 
 
 def end_sentence(end: Event) -> str:
-    """Tell how a job ended, and what can be done about it."""
+    """Return how a job ended, and what can be done about it."""
     took = f"{end['name']} {end['state']} at step {end['step']:,} after {end['seconds']:.1f} s"
     if end["state"] == "SUCCEEDED":
         pauses_s = [change["pause_s"] for change in end["changes"][1:]]

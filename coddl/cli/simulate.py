@@ -162,7 +162,7 @@ SpeedTable = Annotated[
     typer.Option(
         metavar="PATH",
         help="Step times of the models: a file, a folder, or gandiva. Default: step_times.csv "
-        "beside the trace, or the table in the package.",
+        "next to the trace, or the table in the package.",
     ),
 ]
 Profiles = Annotated[
@@ -305,7 +305,7 @@ def _resize_cost(spec: str) -> "Reconfigure":
 
 
 def _stability(cool_down_s: float, min_runtime_s: float, reserve_s: float) -> "Stability":
-    """Say how calmly to schedule."""
+    """Return how calmly to schedule."""
     from coddl.core.scheduler import Stability
 
     return Stability(cool_down_s, min_runtime_s, reserve_s)
@@ -333,7 +333,7 @@ def _profiled(profiles: Sequence[str], links: str) -> "ProfiledModels":
 def _node_spec(
     nodes: list[str] | None, gpus: int | None, start_s: float | None, idle_s: float | None
 ) -> "NodeSpec":
-    """Give the nodes that come and go; refuse to be told what they are like if there are none."""
+    """Return the nodes that come and go; raise UserError if only their properties are given."""
     from coddl.sim.study import GPUS_PER_NODE, NodeSpec
 
     about = {"--gpus-per-node": gpus, "--node-start-s": start_s, "--node-idle-s": idle_s}

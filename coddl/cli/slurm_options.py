@@ -65,7 +65,7 @@ ServerSbatchArgs = Annotated[
 
 
 def server_job_args(is_in_job: bool, args: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Give the arguments of the server's job; None: it has none."""
+    """Return the arguments of the server's job; None: it has none."""
     if args and not is_in_job:
         because = "the server has no Slurm job"
         raise UserError("--server-sbatch-arg can't be used", because, "--server-in-job, too")

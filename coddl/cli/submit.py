@@ -217,7 +217,7 @@ def _what(words: list[str], *, is_command: bool) -> dict[str, object]:
 
 
 def interpreter(python: str) -> str:
-    """Give an interpreter by its whole path: a node may look for programs elsewhere."""
+    """Return an interpreter by its whole path: a node may look for programs elsewhere."""
     if not python or Path(python).is_absolute():
         return python
     if (found := shutil.which(python)) is None:
@@ -284,7 +284,7 @@ def _tell(job: dict[str, Any], how: str, *, is_last: bool) -> None:
 
 
 def _waited(client: "Client", job: dict[str, Any], how: str) -> int:
-    """Wait for the job's end; give the exit code that tells of it."""
+    """Wait for the job's end; return its exit code."""
     from coddl.cli.following import detached
     from coddl.cli.poolview import change_line, end_sentence
     from coddl.cli.waiting import OVER, exit_code_of, wait_for

@@ -89,7 +89,7 @@ def _print_fitting(lines: Sequence[TableRow], title: str) -> None:
 
 
 def _scales(rows: Sequence[dict[str, object]]) -> bool:
-    """Tell whether nodes come and go."""
+    """Return whether nodes come and go."""
     return any(row["avg_nodes"] == row["avg_nodes"] for row in rows)  # not NaN
 
 

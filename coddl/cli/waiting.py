@@ -15,26 +15,26 @@ CANCELLED: Final = 103
 LEFT_EARLY: Final = 104
 OVER: Final = {"SUCCEEDED": 0, "FAILED": FAILED, "CANCELLED": CANCELLED}
 LOOK_S: Final = (0.1, 0.2, 0.5, 1.0)  # between two looks; the last one again and again
-SLOW_S: Final = 1.0  # after which people are told what is waited for
+SLOW_S: Final = 1.0  # after which the command prints what it waits for
 AWAY_S: Final = 120.0  # a server that was there is waited for so long
 
 Answer = Mapping[str, Any]  # Any: what JSON can hold
 
 
 class NotSaved(UserError):
-    """A job can't leave as it was told to, because its state can't be saved."""
+    """A job can't be suspended or stopped, because its state can't be saved."""
 
     exit_code = 1
 
 
 class TooLate(UserError):
-    """What was waited for did not come in time."""
+    """A wait has timed out."""
 
     exit_code = 124
 
 
 def exit_code_of(job: Answer) -> int:
-    """Give the exit code that tells how a job ended."""
+    """Return the exit code that tells how a job ended."""
     code = OVER.get(job["state"], NOT_FINISHED)
     return LEFT_EARLY if code == 0 and job.get("left_early") else code
 
@@ -52,7 +52,7 @@ def check_saved(job: Answer) -> None:
 
 
 def has_come(job: Answer, state: str) -> bool:
-    """Tell whether a job has come to a state; "" stands for any end."""
+    """Return whether a job has come to a state; "" stands for any end."""
     if state in ("", job["state"]):
         return job["state"] in OVER or bool(state)
     # States may pass between two looks.

@@ -140,7 +140,7 @@ class _Cache(caching.FunctionCache):
 
 
 def is_compiled() -> bool:
-    """Tell whether an earlier run has left the compiled simulator to start from."""
+    """Return whether an earlier run has left the compiled simulator to start from."""
     return any(Path(_CACHE).rglob("compiled.run_compiled*.nbc"))
 
 

@@ -26,7 +26,7 @@ class UserError(CoddlError):
         self.try_ = try_
 
     def parts(self) -> dict[str, str]:
-        """Give it for programs."""
+        """Return it for programs."""
         return {"what": self.what, "because": self.because, "try": self.try_}
 
     def __str__(self) -> str:

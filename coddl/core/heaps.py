@@ -48,7 +48,7 @@ def sort_heap(heap: IntColumn, size: int, keys: FloatMatrix) -> None:
 
 
 class ValuedRows(NamedTuple):
-    """A heap of rows with their values beside them, the largest value on top, ties to the first
+    """A heap of rows with an array of their values, the largest value on top, ties to the first
     row. A large one is faster than a heap that looks its keys up.
     """
 

@@ -41,9 +41,7 @@ def check(snapshot: Snapshot, allocation: Allocation) -> None:
         )
     silent = (gpus == 0) & ~allocation.waiting.covered(jobs.size)
     if silent.any():
-        raise _invalid(
-            snapshot, f"job {jobs.id[np.argmax(silent)]} gets no GPUs and is not told why"
-        )
+        raise _invalid(snapshot, f"job {jobs.id[np.argmax(silent)]} gets no GPUs and no reason")
 
 
 def _malformed(snapshot: Snapshot, allocation: object) -> str | None:
@@ -77,7 +75,7 @@ def _malformed(snapshot: Snapshot, allocation: object) -> str | None:
 
 
 def _mutual(packed_with: IntColumn, by_kind: IntMatrix) -> bool:
-    """Tell whether rows that share GPUs agree on it."""
+    """Return whether rows that share GPUs agree on it."""
     if packed_with.shape != by_kind.shape[:1]:
         return False
     rows = np.flatnonzero(packed_with >= 0)

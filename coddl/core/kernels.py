@@ -11,7 +11,7 @@ from coddl.core.jobs import CURVE, GPUS, GPUS_MAX, GPUS_MIN, LAST_START_S, REMAI
 from coddl.core.seeds import MODULUS
 from coddl.core.snapshot import KernelSnapshot
 
-NOBODY, ANY = kernel_int(-1), kernel_int(2**62)
+NO_ROW, ANY = kernel_int(-1), kernel_int(2**62)
 BLOCK = kernel_int(32)  # contenders that are looked at together
 STRICT, SKIP = ONE, ZERO  # what `fill_in_order` does where a job does not fit: end, or go on
 LENGTH, COIN, KEEP = range(3)  # how a duel that gains alone do not decide is decided
@@ -80,7 +80,7 @@ def fill_in_order(ranked: RankedRows, free: int, strict: int, out: IntColumn) ->
     order = np.empty(count, np.int64)
     for k in range(count):
         out[k] = 0
-    after = NOBODY
+    after = NO_ROW
     while free > 0:
         # At most `free` rows can still be served; and what does not fit now never will.
         largest = ANY if strict else free
@@ -118,7 +118,7 @@ class Contenders(NamedTuple):
 
 @part
 def beats(them: Contenders, rule: int, x: int, champion: int) -> bool:
-    """Tell whether x takes the next GPU from the champion.
+    """Return whether x takes the next GPU from the champion.
 
     The AFS rule: of two jobs the longer one gets it if its (p'-p)/p' reaches the shorter one's
     (p'-p)/p, else the shorter one. Without lengths x wins if it would win as the longer one, loses
@@ -289,7 +289,7 @@ def grow_by_scan(snapshot: KernelSnapshot, rule: int, left: int, shares: IntColu
     the next pass, so where no coin is flipped the pass starts there.
     """
     them, count = contend(snapshot, rule, shares)
-    champions, reign, champion = np.empty(count, np.int64), NOBODY, ZERO
+    champions, reign, champion = np.empty(count, np.int64), NO_ROW, ZERO
     while left > 0 and count > 0:
         if rule == LENGTH:
             reign = reign_by_length(them, champion, count, champions, reign)

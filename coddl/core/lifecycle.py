@@ -10,7 +10,7 @@
                      └───────── preempted ◄─────────────────────┘
 ```
 From every phase with devices a job may also succeed, fail, or lose them and be preempted. That a
-run had succeeded may be heard after it was taken for lost. A run whose workers are parked, and that
+run had succeeded may arrive after it was taken for lost. A run whose workers are parked, and that
 is still being saved, may be called back: from stopping to resizing.
 """
 
@@ -59,7 +59,7 @@ class PhaseTransition:
 
 
 class IllegalTransition(AssertionError):
-    """A phase was to follow another that it can't; tells the job's story."""
+    """A phase was to follow another that it can't; the message has the job's story."""
 
     def __init__(self, name: str, move: PhaseTransition, story: list[PhaseTransition]) -> None:
         lines = [f"{name}: {move.before} -> {move.after} is not allowed; its story:"]

@@ -72,7 +72,7 @@ def from_spec(known: Mapping[str, type[P]], spec: str, noun: str, also: str = ""
 
 
 def is_plugin(spec: str) -> bool:
-    """Tell whether a user names something of a plug-in: `file.py:name:parameter=value,…`."""
+    """Return whether a user names something of a plug-in: `file.py:name:parameter=value,…`."""
     return ".py:" in spec or spec.endswith(".py")
 
 

@@ -55,7 +55,7 @@ def node_range(text: str) -> tuple[int, int]:
 
 
 def gpus_worth(step_s: Mapping[int, float], least: int, most: int) -> int:
-    """Give the most GPUs that a job makes good use of, from its step times by number of GPUs.
+    """Return the most GPUs that a job makes good use of, from its step times by number of GPUs.
 
     A batch of 12 samples is no faster on 10 GPUs than on 6, though on both each GPU is half used.
     """
@@ -69,7 +69,7 @@ def gpus_worth(step_s: Mapping[int, float], least: int, most: int) -> int:
 
 
 def nodes_for(gpus: int, bounds: NodeBounds) -> int:
-    """Give the number of nodes for a number of GPUs, within bounds."""
+    """Return the number of nodes for a number of GPUs, within bounds."""
     return min(bounds.most, max(bounds.least, -(-gpus // bounds.gpus)))
 
 

@@ -92,7 +92,7 @@ class Plan:
 
 @kernel
 def differs(before: Slots, after: Slots) -> BoolColumn:
-    """Tell which rows sit elsewhere than before."""
+    """Return which rows sit elsewhere than before."""
     rows = before.first.shape[0] - 1
     out = np.zeros(rows, np.bool_)
     for row in range(rows):

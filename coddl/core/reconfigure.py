@@ -1,4 +1,4 @@
-"""What it costs a job to change its GPUs, as simulations and emulated pools are told."""
+"""The cost of a resize for a job, as an input of simulations and emulated pools."""
 
 from dataclasses import dataclass
 from typing import Final, Literal

@@ -62,11 +62,11 @@ PLACEMENTS: Final[Mapping[str, type[NamedPlacement]]] = {
 }
 
 
-# In journals and job files of before these took GPUs of several kinds into account themselves.
+# Names in journals and job files from before these policies handled several kinds of GPU.
 FORMER: Final = {f"{name}-kinds": name for name in ("afs-l", "afs-p", "max-min")}
 
 
-FROM_FILE: Final = ", or path/to/file.py:name"  # of those who may name any file
+FROM_FILE: Final = ", or path/to/file.py:name"  # for callers that may name any file
 
 
 def policy_from(spec: str, also: str = FROM_FILE) -> NamedPolicy:
@@ -85,8 +85,8 @@ def placement_from(spec: str, also: str = FROM_FILE) -> NamedPlacement:
 class Registry:
     """What a pool can follow: our policies and placements, and those of its operator's plug-ins.
 
-    A plug-in's are named `file.py:name`, as in the simulator, by the file's name alone: who names
-    one never names a path.
+    A plug-in's are named `file.py:name`, as in the simulator, by the file's name alone: a request
+    never names a path.
     """
 
     policies: Mapping[str, Plugged] = field(default_factory=dict)  # of plug-ins, by file.py:name
@@ -119,7 +119,7 @@ class Registry:
             return from_plugin(found, spec, noun)
         what, of_file = f'{noun} "{spec}" cannot be used', f"{file}:"
         if file in self.unusable:
-            because, try_ = self.unusable[file].because, f"mend {file} and restart the server"
+            because, try_ = self.unusable[file].because, f"fix {file} and restart the server"
         elif others := [each for each in known if each.startswith(of_file)]:
             because, try_ = f'plug-in {file} has no {noun} "{name}"', f"one of {', '.join(others)}"
         elif "/" in file:

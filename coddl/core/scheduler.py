@@ -47,7 +47,7 @@ class Scheduler:
     placement: Placement | None = None
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """Say which job is to hold how many GPUs, which, and what has to change for that."""
+        """Return which job is to hold how many GPUs, which, and what has to change for that."""
         aside = np.zeros(snapshot.jobs.size, np.bool_)
         part, reasons, wake_at_s = snapshot, Reasons(), np.inf
         for _ in range(ROUNDS_MAX):
@@ -137,7 +137,7 @@ class Scheduler:
         return allocation
 
     def _explained(self, allocation: Allocation, kept: IntColumn, snapshot: Snapshot) -> Allocation:
-        """Say where not the policy but a pin or a priority is why a row waits, and until when."""
+        """Return the allocation with reasons for rows that wait because of a pin or a priority."""
         jobs, shares = snapshot.jobs, allocation.gpus
         need = np.minimum(jobs.gpus_min, jobs.gpus_requested)
         without, reasons = shares == 0, Reasons()
@@ -145,24 +145,24 @@ class Scheduler:
             above = int(shares[jobs.priority > rank].sum())
             if above:
                 rows = without & (jobs.priority == rank)
-                who = f"jobs with a priority above {rank} hold {counted(above, 'GPU')}"
-                reasons |= because(rows & (need <= above), "Priority", who)
+                holders = f"jobs with a priority above {rank} hold {counted(above, 'GPU')}"
+                reasons |= because(rows & (need <= above), "Priority", holders)
         wake_at_s, cool_s = allocation.wake_at_s, self.stability.cool_down_s
         cooling = (kept > 0) & (snapshot.now_s < jobs.changed_s + cool_s)
         if cooling.any():
             held = int(kept[cooling].sum())
             wake_at_s = min(wake_at_s, float((jobs.changed_s[cooling] + cool_s).min()))
             were = "was" if held == 1 else "were"
-            who = f"{counted(held, 'GPU')} {were} reassigned less than {cool_s:g} s ago (cool-down)"
-            reasons |= because(without & (need <= held), "CoolDown", who)
+            why = f"{counted(held, 'GPU')} {were} reassigned less than {cool_s:g} s ago (cool-down)"
+            reasons |= because(without & (need <= held), "CoolDown", why)
         promised = (kept > 0) & (jobs.settled == 0)
         if promised.any():
             end_s = float((jobs.changed_s[promised] + self.stability.reserve_s).min())
             wake_at_s = min(wake_at_s, end_s) if end_s > snapshot.now_s else wake_at_s
         # The policy sees only what is left: to it these rows ask for more than there is at all.
         total, held = snapshot.cluster.gpus_total, int(kept.sum())
-        who = f"jobs that cannot be stopped now hold {held} of {counted(total, 'GPU')}"
-        reasons |= because(without & (total - held < need) & (need <= total), "Resources", who)
+        holders = f"jobs that cannot be stopped now hold {held} of {counted(total, 'GPU')}"
+        reasons |= because(without & (total - held < need) & (need <= total), "Resources", holders)
         return replace(allocation, waiting=reasons | allocation.waiting, wake_at_s=wake_at_s)
 
 
@@ -174,7 +174,7 @@ def _by_kind(kept: IntColumn, snapshot: Snapshot) -> IntColumn | IntMatrix:
     out = np.zeros((kept.size, len(cluster.kinds)), np.int64)
     if slots is not None:
         out = np.where(kept[:, None] > 0, slots.by_kind(cluster.columns, len(cluster.kinds)), 0)
-    for row in np.flatnonzero(out.sum(axis=1) > kept):  # few: who is cut to its minimum
+    for row in np.flatnonzero(out.sum(axis=1) > kept):  # few: rows cut to their minimum
         for kind in np.argsort(out[row], kind="stable"):
             out[row, kind] -= min(out[row, kind], out[row].sum() - kept[row])
     # What has no place yet will find it where most GPUs are.
@@ -183,7 +183,7 @@ def _by_kind(kept: IntColumn, snapshot: Snapshot) -> IntColumn | IntMatrix:
 
 
 def _left(taken: Allocation, snapshot: Snapshot, rows: IntColumn) -> Snapshot:
-    """What the policy sees for some rows, beside what is taken."""
+    """What the policy sees for some rows, without what is taken."""
     # Where the GPUs are that are left is not the policy's concern then.
     cluster = _free(taken, snapshot)
     return replace(snapshot.take(rows), cluster=cluster, slots=None, taken=taken)
@@ -212,7 +212,7 @@ def _merged(whole: Allocation, part: Allocation, rows: IntColumn) -> Allocation:
     """Add the answer for some rows to that for all."""
     jobs = len(whole.shares)
     memory, packed_with = whole.memory, whole.packed_with
-    # A policy that tells kinds apart, and rows that get nothing, leave kinds as they are.
+    # A policy that distinguishes kinds, and rows that get nothing, leave kinds as they are.
     by_kind = part.shares.ndim == 2 or (whole.shares.ndim == 2 and not part.shares.any())
     shares = (whole.by_kind if by_kind else whole.gpus).copy()
     shares[rows] = part.by_kind if by_kind else part.shares

@@ -12,13 +12,13 @@ class TimeScale:
     pool_s: float = 0.0
 
     def to_pool_s(self, machine_s: float) -> float:
-        """Give the pool's time at a time of the machine."""
+        """Return the pool's time at a time of the machine."""
         return self.pool_s + (machine_s - self.machine_s) * self.scale
 
     def to_machine_s(self, pool_s: float) -> float:
-        """Give the machine's time at a time of the pool."""
+        """Return the machine's time at a time of the pool."""
         return self.machine_s + (pool_s - self.pool_s) / self.scale
 
     def going_on(self, machine_s: float, scale: float) -> "TimeScale":
-        """Give the clock that goes on from here at another scale."""
+        """Return the clock that goes on from here at another scale."""
         return TimeScale(scale, machine_s, self.to_pool_s(machine_s))

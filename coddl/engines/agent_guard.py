@@ -1,9 +1,9 @@
 """Keeps one agent running for a process of an engine, and ends it with that process.
 
-A process of its own, which leaves its parent's family at once: engines kill the children of what
-they end, and an agent that is killed saves no jobs. It hears of its starter through a pipe alone.
-(The signal of a dying parent would come once per thread of the starter; an agent takes the second
-one as impatience.)
+A process of its own, which leaves its parent's process group at once: engines kill the children of
+what they end, and an agent that is killed saves no jobs. It is connected to its starter only
+through a pipe. (The signal of a dying parent would come once per thread of the starter; an agent
+takes the second one as impatience.)
 
     stdin    one line: what to start (`GuardOrder`); then lines with a number of seconds:
              `S`          end the agent within that time
@@ -125,7 +125,7 @@ class AgentGuard:
                 self._end(self._order.abandoned_s)
 
     def _give_notice(self, within_s: float) -> None:
-        """Tell the agent when the machine goes away, if it does not know that already."""
+        """Notify the agent of when the machine goes away, unless it knows that already."""
         at_s = now_s() + within_s
         self._kill_in(within_s)
         if self._is_told or not is_nearer(at_s, self._leaves_at_s):
@@ -134,7 +134,7 @@ class AgentGuard:
         try:
             write_notice(Path(self._order.agent_dir), at_s)
         except OSError:
-            self._end(within_s)  # it can't be told when; so it saves its jobs now
+            self._end(within_s)  # the deadline can't be delivered, so the agent saves its jobs now
         else:
             self._agent.signal(signal.SIGUSR1)
 
@@ -155,7 +155,7 @@ def clear(order: GuardOrder) -> None:
 
 
 def end_unguarded(order: GuardOrder, agent: Process) -> None:
-    """End an agent whose guard was killed; the kernel has told it to end."""
+    """End an agent whose guard was killed; the kernel has signalled it."""
     until_s = time.monotonic() + order.abandoned_s
     while (found := process(agent.pid)) is not None and found.name == agent.name:
         if found.is_zombie:

@@ -16,7 +16,7 @@ PROGRAM: Final = (sys.executable, "-P", "-m", "coddl")
 
 
 def state_dir_of(pool: str, node: str) -> Path:
-    """Tell where the files of a node's agent are, while it runs."""
+    """Return where the files of a node's agent are, while it runs."""
     return Path(tempfile.gettempdir()) / f"coddl-{pool}-{node}"
 
 
@@ -37,7 +37,7 @@ def order_of(
     *,
     abandoned_s: float = ABANDONED_S,
 ) -> GuardOrder:
-    """Say how the agent of a node is started.
+    """Return how the agent of a node is started.
 
     It ends with its lease, so that the engine gets its GPUs back if the server is lost.
     """

@@ -1,9 +1,9 @@
 """Between a pool and what brings its machines: a process of its own, so that neither can take the
 other down.
 
-Every second it tells the server what the engine has, and has the engine do what it is answered. It
+Every second it reports the engine's nodes to the server, and carries out the server's answer. It
 remembers nothing: after a restart it looks again. While the server is away nothing is acquired or
-released; while the engine does not answer, the server is told why.
+released; while the engine does not answer, it reports the reason to the server.
 """
 
 import math
@@ -47,7 +47,7 @@ class ConnectorOptions:
 
     @property
     def shared_folder(self) -> Path:
-        """Give a folder for the engine's files, on a disk that the nodes share."""
+        """Return a folder for the engine's files, on a disk that the nodes share."""
         return Path(self.jobs_dir) / ".coddl" if self.jobs_dir else self.folder
 
 
@@ -77,7 +77,7 @@ def run_connector(options: ConnectorOptions, tell: Callable[[str], None] = print
 
 
 def engine_from(options: ConnectorOptions, launch: AgentLaunch) -> Engine:
-    """Give the engine of a name."""
+    """Return the engine of a name."""
     if options.engine == "local":
         from coddl.engines.local import LocalEngine
 
@@ -176,7 +176,7 @@ class Connector:
             self._failed.clear()
 
     def give_back(self) -> None:
-        """Have jobs leave, release all nodes, and wait until they are gone."""
+        """Move jobs away, release all nodes, and wait until they are gone."""
         begin_s, stopped_at_s = time.monotonic(), self.wall_s()
         while (waited_s := time.monotonic() - begin_s) < LEAVE_S:
             try:
@@ -193,7 +193,7 @@ class Connector:
             time.sleep(LOOK_EVERY_S / 10.0)
 
     def _busy_of(self, nodes: tuple[EngineNode, ...], at_s: float) -> set[str]:
-        """Have the server stop the jobs of nodes; name those that jobs have not left yet.
+        """Make the server stop the jobs of nodes; return the nodes that still have jobs.
 
         A job on several nodes is saved by one agent. The end of another agent would be a crash to
         it, and the step that it is at made again.
@@ -227,7 +227,7 @@ class Connector:
         }
 
     def _notes(self, nodes: tuple[EngineNode, ...]) -> list[str]:
-        """Say why nodes leave or do not come; of those that have failed, the last one."""
+        """Return why nodes leave or do not come; of those that have failed, the last one."""
         notes = {node.name: node.because for node in nodes if node.because}
         notes |= dict(list(self._failed.items())[-1:])
         said = [f"node {name}: {because}"[:NAMED_MAX] for name, because in notes.items()][:99]
@@ -244,7 +244,7 @@ class Connector:
         }
 
     def _say(self, trouble: str) -> None:
-        """Tell what is wrong, once."""
+        """Report a problem, once."""
         if trouble != self._trouble:
             self.tell(trouble)
         self._trouble = trouble

@@ -1,8 +1,8 @@
 """What brings machines to a pool: an engine. It starts an agent on each, and never schedules jobs.
 
 An engine is asked again and again, and keeps nothing of its own that it could not find out anew:
-after a restart `look` names the nodes that were acquired before, by their names. Who asks compares
-that with what the pool wants. (`connector`)
+after a restart `look` names the nodes that were acquired before, by their names. The caller
+compares that with what the pool wants. (`connector`)
 
     look      what there is: nodes that start, are up, or must leave at some time; and how many
               more could be had. A node that `look` no longer names is gone.
@@ -60,7 +60,7 @@ class Engine(Protocol):
     """See above. `EngineUnavailable` may be raised by each call but `close`."""
 
     def look(self) -> EngineStatus:
-        """Tell what there is. Quick: it is called every second."""
+        """Return what there is. Quick: it is called every second."""
         ...
 
     def acquire(self) -> str:
@@ -72,5 +72,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the engine; the nodes stay."""
+        """Release the engine; the nodes stay."""
         ...

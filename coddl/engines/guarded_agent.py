@@ -16,7 +16,7 @@ GUARD: Final = (sys.executable, "-P", "-m", "coddl.engines.agent_guard")
 
 
 class GuardedAgent:
-    """Starts a guard, which starts an agent; hears of both until nothing is left of them."""
+    """Starts a guard, which starts an agent; watches both until they have ended."""
 
     def __init__(self, order: GuardOrder, env: Mapping[str, str]) -> None:
         self._order = order
@@ -31,7 +31,7 @@ class GuardedAgent:
         self._tell(json.dumps(asdict(order)))
 
     def end(self, within_s: float) -> None:
-        """Have the agent save its jobs and end, within that time."""
+        """Make the agent save its jobs and end, within that time."""
         self._tell(f"{within_s}")
 
     def leave(self, within_s: float) -> None:

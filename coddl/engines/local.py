@@ -16,7 +16,7 @@ from coddl.core.errors import UserError
 from coddl.engines.engine import CA_FILE, AgentLaunch, EngineNode, EngineStatus
 from coddl.engines.processes import PROGRAM, Child, rotate
 
-KILL_AFTER_S: Final = 5.0  # after which an agent that was told to leave in time is killed
+KILL_AFTER_S: Final = 5.0  # after which an agent that had to leave in time is killed
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class LocalEngine:
             (self.folder / CA_FILE).write_text(self.launch.ca)
 
     def look(self) -> EngineStatus:
-        """Tell which agents there are; one that has failed is started again."""
+        """Return which agents there are; one that has failed is started again."""
         now_s = self.now_s()
         for name, node in list(self._nodes.items()):
             has_ended = node.child.ended(now_s) is not None
@@ -85,7 +85,7 @@ class LocalEngine:
         return name
 
     def release(self, node: str, within_s: float) -> None:
-        """Have an agent save its jobs and end."""
+        """Make an agent save its jobs and end."""
         found = self._nodes.get(node)
         if found is not None and found.gone_by_s is None:
             found.gone_by_s = self.now_s() + within_s

@@ -1,7 +1,7 @@
 """A pool on this machine: one process that keeps a server and its agents running.
 
 The supervising process holds `pool.lock` of the state folder; the kernel drops it when that ends,
-however it ends, and then tells its children to end too. What they print goes to `output/`.
+however it ends, and then ends its children, too. What they print goes to `output/`.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ START_TICK_S: Final = 0.05  # between looks at a server that starts
 ASK_S: Final = 2.0  # that the server may take to answer
 TELL_S: Final = 5.0  # after which a wait is explained
 LOOPBACK: Final = "127.0.0.1"
-NOBODY: Final = "no pool is running"
+NOT_RUNNING: Final = "no pool is running"
 
 
 class UnsavedJobs(UserError):
-    """A pool can't end without losing what its jobs have done."""
+    """The pool can't stop yet: the progress of some jobs can't be saved."""
 
     exit_code = 1
 
@@ -69,12 +69,12 @@ class PoolOptions:
 
     @property
     def keep_words(self) -> list[str]:
-        """Give the options that say what is kept of what is over."""
+        """Return the options that say what is kept of what is over."""
         return [word for each in self.keep for word in ("--keep", each)]
 
     @property
     def names(self) -> list[str]:
-        """Give the options that say how the server is named and known."""
+        """Return the options that say how the server is named and known."""
         words = ["--advertise", self.advertise] if self.advertise else []
         return words + (self.tls.words if self.tls else [])
 
@@ -180,7 +180,7 @@ def _check_token(path: Path) -> None:
 
 
 class AnnouncedServer(NamedTuple):
-    """A server, as it has left word of itself."""
+    """A server, as announced in its file in the state folder."""
 
     url: str  # for agents, and other machines
     pid: int
@@ -188,7 +188,7 @@ class AnnouncedServer(NamedTuple):
 
 
 def server_of(folder: Path) -> AnnouncedServer | None:
-    """Tell where the server is."""
+    """Return the server's address."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         about = json.loads((folder / "server.json").read_text("utf-8"))
         url = str(about.get("advertised") or about["url"])
@@ -198,7 +198,7 @@ def server_of(folder: Path) -> AnnouncedServer | None:
 
 @dataclass(slots=True)
 class PoolProcess:
-    """Keeps a server and its agents running until it is told to stop."""
+    """Keeps a server and its agents running until it is stopped."""
 
     options: PoolOptions
     program: tuple[str, ...] = PROGRAM
@@ -224,7 +224,7 @@ class PoolProcess:
         return 0
 
     def _hear(self) -> None:
-        """Have signals end a wait: through a pipe, for a lock may be held when one comes."""
+        """Make signals end a wait, through a pipe: a lock may be held when one arrives."""
         self._wake_out, wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
         os.set_blocking(wake_in, False)
@@ -246,7 +246,7 @@ class PoolProcess:
         return Child(name, [*self.program, *words], log)
 
     def _server_words(self, again_at: str = "") -> list[str]:
-        """Tell how to start the server; again, where agents look for it, with its own policy."""
+        """Return how to start the server; again, where agents look for it, with its own policy."""
         options = self.options
         port = again_at.rpartition(":")[2] if again_at else str(options.port)
         words = ["server", "--state-dir", str(options.folder), "--port", port]
@@ -267,7 +267,7 @@ class PoolProcess:
         return words
 
     def _companions(self, server: AnnouncedServer) -> list[Child]:
-        """Give what runs beside the server: agents, or what has an engine bring them."""
+        """Return the processes next to the server: agents, or a connector to an engine."""
         if self.options.engine:
             return [self._child("connector", *self._connector_words(server))]
         if self.options.emulation is not None:  # one process hosts them all
@@ -306,14 +306,14 @@ class PoolProcess:
             self._await_signal(min([TICK_S if agents else START_TICK_S, *due_s]))
 
     def _announced(self, server: Child) -> AnnouncedServer | None:
-        """Tell where the server is, once it listens."""
+        """Return the server's address, once it listens."""
         about = server_of(self.options.folder)
         is_ours = about and server.process and about.pid == server.process.pid
         return about if is_ours else None
 
     def _on_end(self, child: Child, code: int) -> None:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        # What fails at its first start has been told something wrong, and would fail again.
+        # A process that fails at its first start has wrong options, and would fail again.
         is_new = child.starts == 1 and self.now_s() - child.started_s < STEADY_S
         if is_new and code > 0 and not self._has_engine():
             raise child.words_of_end()
@@ -321,7 +321,7 @@ class PoolProcess:
         self.tell(f"{child.name} {how}; restarting in {wait_s:.1f} s")
 
     def _has_engine(self) -> bool:
-        """Tell whether the engine has answered: one that is lost may end its connector."""
+        """Return whether the engine has answered: one that is lost may end its connector."""
         if not self.options.engine:
             return False
         try:
@@ -331,14 +331,14 @@ class PoolProcess:
             return False
 
     def _stop(self, server: Child, agents: list[Child]) -> None:
-        """End the agents, which save their jobs' progress; then the server, which is told of it.
+        """End the agents, which save their jobs' progress; then the server.
 
         A second Ctrl-C ends all at once.
         """
         for children, within_s in ((agents, LEAVE_S), ([server], CLOSE_S)):
             stops = max(
                 self._stops, 1
-            )  # before they hear of it: the next Ctrl-C may follow at once
+            )  # before they are signalled: the next Ctrl-C may follow at once
             for child in children:
                 child.signal(signal.SIGTERM)
             until_s = self.now_s() + within_s
@@ -394,7 +394,7 @@ def unsaved_in(folder: Path) -> list[str]:
 
 
 def _check_saved(folder: Path) -> None:
-    """Raise if jobs that were told to leave can't be saved."""
+    """Raise if jobs that must stop can't be saved."""
     if unsaved := unsaved_in(folder):
         raise UnsavedJobs(
             "the pool is not stopped yet, and jobs keep training",
@@ -404,7 +404,7 @@ def _check_saved(folder: Path) -> None:
 
 
 def down(folder: Path, tell: Callable[[str], None] = print) -> bool:
-    """End the pool of a folder, and wait for that; tell whether there was one.
+    """End the pool of a folder, and wait for that; return whether there was one.
 
     Raises UnsavedJobs if jobs can't be saved: the pool ends when they are.
     """

@@ -24,7 +24,7 @@ CLOSE_S: Final = 20.0
 LOG_BYTES_MAX: Final = 10 << 20
 LOGS_KEPT: Final = 2
 TAIL_BYTES: Final = 8192
-# What tells commands of a pool, maybe another one; our processes are told by options.
+# Variables that point commands to a pool, maybe another one; our processes get options instead.
 OF_COMMANDS: Final = ("CODDL_SERVER", "CODDL_TOKEN", "CODDL_TOKEN_FILE", "CODDL_TLS_CA")
 ERROR: Final = re.compile(r"^error: (.+)\n  because (.+)\n  try     (.+)$", re.MULTILINE)
 
@@ -36,7 +36,7 @@ class Child:
     name: str
     words: list[str]
     log: Path
-    is_tied: bool = True  # it is told to end when this process ends, however
+    is_tied: bool = True  # it gets a signal to end when this process ends, however that happens
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     starts: int = 0
@@ -63,7 +63,7 @@ class Child:
         return self.process.pid
 
     def ended(self, now_s: float) -> int | None:
-        """Tell the exit code of a process that has just ended, and plan its next start."""
+        """Return the exit code of a process that has just ended, and plan its next start."""
         if self.process is None or (code := self.process.poll()) is None:
             return None
         self.process = None
@@ -78,7 +78,7 @@ class Child:
             self.process.send_signal(number)
 
     def end(self, within_s: float = LEAVE_S + CLOSE_S) -> None:
-        """Have it end, and wait for that; kill it if it does not."""
+        """End the process and wait for it; kill it if it does not end."""
         if self.process is None:
             return
         self.process.terminate()
@@ -90,7 +90,7 @@ class Child:
             raise
 
     def words_of_end(self) -> UserError:
-        """Give what it said before it ended."""
+        """Return what it said before it ended."""
         said = ""
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as file:
             file.seek(max(self.begin, self.log.stat().st_size - TAIL_BYTES))
@@ -102,7 +102,7 @@ class Child:
 
 
 def _tie() -> Callable[[], None]:
-    """Give what a child does first: have the kernel tell it to end when we do."""
+    """Return what a child runs first: it has the kernel signal the child when its parent ends."""
     parent, libc = os.getpid(), ctypes.CDLL(None)
 
     def tie() -> None:

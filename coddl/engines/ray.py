@@ -31,7 +31,7 @@ from coddl.engines.ray_actor import RayNodeActor, RayNodeReport, await_end
 T = TypeVar("T")
 CONNECT_S: Final = 30.0
 CALL_S: Final = 5.0  # all calls of one `look` together
-ANSWER_S: Final = 0.05  # that `look` waits for actors; the rest is heard by the next one
+ANSWER_S: Final = 0.05  # that `look` waits for actors; the next one gets the rest
 LATE_S: Final = 30.0  # after which an actor that should have left is killed
 CAUSE_CHARS: Final = 200
 DRAIN_S: Final = 600.0  # for jobs to leave a machine that Ray drains without a deadline
@@ -48,7 +48,7 @@ class _RayThread:
         threading.Thread(target=self._run, name="ray-calls", daemon=True).start()
 
     def do(self, call: Callable[[], T], within_s: float = CALL_S) -> T:
-        """Give what a call gives; raises EngineUnavailable if it does not come in time."""
+        """Return what a call gives; raises EngineUnavailable if it does not come in time."""
         import ray
 
         future: Future[T] = Future()
@@ -147,15 +147,15 @@ class RayEngine:
             raise
 
     def look(self) -> EngineStatus:
-        """Tell what Ray has for this pool."""
+        """Return what Ray has for this pool."""
         return self._thread.do(self._look)
 
     def acquire(self) -> str:
-        """Have Ray reserve GPUs on one more machine, now or when some are free."""
+        """Reserve GPUs on one more machine, now or when some are free."""
         return self._thread.do(self._acquire)
 
     def release(self, node: str, within_s: float) -> None:
-        """Have a node's agent end, and its GPUs be given back after that."""
+        """End a node's agent, and then give its GPUs back."""
         self._thread.do(lambda: self._release(node, within_s))
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class RayEngine:
         self._thread.close()
 
     def report(self, node: str) -> RayNodeReport:
-        """Give what a node that is up last told of itself."""
+        """Return the last report of a node that is up."""
         report = self._nodes[node].report
         assert report is not None
         return report
@@ -230,7 +230,7 @@ class RayEngine:
         return EngineStatus(tuple(nodes), more)
 
     def _ask(self) -> None:
-        """Ask all actors how they are, and hear those that have answered."""
+        """Poll all actors for their state, and take in the answers that have come."""
         import ray
 
         for node in self._nodes.values():
@@ -255,7 +255,7 @@ class RayEngine:
                 node.trouble = _cause(error)
             node.question = None
         if node.report is not None and node.report.state == "ended":
-            node.actor.release.remote(0.0)  # its words have been heard
+            node.actor.release.remote(0.0)  # its output has been read
         if node.kill_at_s is not None and time.monotonic() >= node.kill_at_s:
             ray.kill(node.actor)
 
@@ -283,7 +283,7 @@ class RayEngine:
                 self._remove_group(name)
 
     def _await_end(self, name: str) -> Any:  # Any: Ray's reference
-        """Have a task wait for the end of an agent, where its GPUs are."""
+        """Start a task that waits for the end of an agent, on the agent's machine."""
         import ray
         from ray.util import get_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -330,7 +330,7 @@ class RayEngine:
         return f"{gpus} and {self._bundle['CPU']:g} CPUs" if "CPU" in self._bundle else gpus
 
     def _leave_times(self, deadlines_ms: dict[str, int]) -> dict[str, float]:
-        """Tell when each machine that Ray drains will be taken away, in wall-clock time."""
+        """Return when each machine that Ray drains will be taken away, in wall-clock time."""
         first_s, now_s = self._draining_since_s, time.time()
         self._draining_since_s = {each: first_s.get(each, now_s) for each in deadlines_ms}
         return {
@@ -339,7 +339,7 @@ class RayEngine:
         }
 
     def _more(self, free: dict[str, dict[str, float]]) -> int:
-        """Count the nodes that could be had at once, beside those that are awaited."""
+        """Count the nodes that are available at once, in addition to those that are awaited."""
         fit = [
             min(int(resources.get(kind, 0.0) // amount) for kind, amount in self._bundle.items())
             for resources in free.values()
@@ -412,7 +412,7 @@ def _check(launch: AgentLaunch, gpus_per_node: int, address: str) -> None:
         because = "a node has at least 1 GPU"
         raise UserError(f"{gpus_per_node} GPUs per node can't be had", because, "1")
     if address.startswith("ray://"):
-        because = "Ray Client does not tell about placement groups and machines"
+        because = "Ray Client does not report placement groups and machines"
         try_ = "the address of the cluster's head, as HEAD:6379, on a machine of the cluster"
         raise UserError(f"{address} can't be used", because, try_)
     if launch.slots not in (None, gpus_per_node):
@@ -421,6 +421,6 @@ def _check(launch: AgentLaunch, gpus_per_node: int, address: str) -> None:
 
 
 def _cause(error: Exception) -> str:
-    """Give the line of an error of Ray that says why: below tracebacks and lists of fields."""
+    """Return the line of an error of Ray that says why: below tracebacks and lists of fields."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line[0].isspace()]
     return lines[-1][:CAUSE_CHARS] if lines else type(error).__name__

@@ -2,8 +2,8 @@
 
 It sits in the node's placement group, with all GPUs of it: Ray accounts for them and sets
 CUDA_VISIBLE_DEVICES. After the agent's end it removes the group, and is killed by that: the GPUs
-are free for other users of Ray when, and only when, nothing uses them any more, even if nobody
-is there then who asked for it.
+are free for other users of Ray when, and only when, nothing uses them any more, even if the
+requester is gone by then.
 """
 
 import os
@@ -59,7 +59,7 @@ class RayNodeActor:
         threading.Thread(target=self._hear, name="agent-guard", daemon=True).start()
 
     def report(self) -> RayNodeReport:
-        """Tell how the node is."""
+        """Return how the node is."""
         state: Literal["starting", "running", "ending", "ended"] = "starting"
         if self._ended is not None:
             state = "ended"
@@ -77,7 +77,7 @@ class RayNodeActor:
         )
 
     def release(self, within_s: float) -> None:
-        """Have the agent end within that time, then give the GPUs back."""
+        """End the agent within that time, then give the GPUs back."""
         self._released.set()
         self._agent.end(within_s)
 
@@ -105,7 +105,7 @@ def await_end(pool: str, node: str) -> None:
 
 
 def initial_env() -> dict[str, str]:
-    """Give the environment that this process was started with."""
+    """Return the environment that this process was started with."""
     pairs = Path("/proc/self/environ").read_bytes().split(b"\0")
     return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
 
@@ -113,8 +113,8 @@ def initial_env() -> dict[str, str]:
 def agent_env(
     now: Mapping[str, str], initial: Mapping[str, str], gpu_ids: tuple[str, ...]
 ) -> dict[str, str]:
-    """Give what the agent may find: what the worker has, less what Ray put there for itself."""
+    """Return what the agent may find: what the worker has, less what Ray put there for itself."""
     of_ray = {*OF_RAY, *(name for name in SET_BY_WORKER if name not in initial)}
     kept = {name: value for name, value in now.items() if name not in of_ray}
-    # Ray can be told not to set it; an agent would take all GPUs of the machine then.
+    # Ray can be configured not to set it; an agent would take all GPUs of the machine then.
     return {**kept, VISIBLE: ",".join(gpu_ids)}

@@ -1,4 +1,4 @@
-"""How a pool shares its GPUs, as its server is told when it starts."""
+"""Options that set how a pool's server shares GPUs."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingOptions:
-    """What `--policy` and the options beside it say; empty: as before."""
+    """Values of `--policy` and related options; empty: as before."""
 
     policy: str = ""
     placement: str = ""
@@ -16,14 +16,14 @@ class SharingOptions:
 
     @property
     def words(self) -> list[str]:
-        """Give the options that say so."""
+        """Return the values as command-line options."""
         words = ["--policy", self.policy] if self.policy else []
         words += ["--placement", self.placement] if self.placement else []
         return words + self.words_again
 
     @property
     def words_again(self) -> list[str]:
-        """Give those for a server that has its own policy by now."""
+        """Return those for a server that has its own policy by now."""
         words = [word for path in self.plugins for word in ("--plugin", path)]
         words += ["--cluster", self.cluster] if self.cluster else []
         if self.cool_down_s is not None:

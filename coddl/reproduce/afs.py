@@ -179,7 +179,7 @@ def reconfigurations(inputs: Inputs) -> Finding:
         (
             "A job's start is one configuration, and every change of its share one more, "
             "suspensions and resumptions included. The table counts the changes. Which pair is "
-            "meant is not published, so the one figure stands beside all three.",
+            "meant is not published, so the one figure is compared with all three.",
         ),
         Details(["cluster", *heads(POLICIES), *pairs], rows),
     )
@@ -316,8 +316,8 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
         "afs-stalls",
         "What a stall at every change costs",
         f"{SOURCE}; figures are of a re-run of the authors' policies",
-        f"Virtual cluster {STALLED} only. Each change of a job's share adds so many seconds to its "
-        "work, in that re-run as in ours; the paper has no such figures.",
+        f"Virtual cluster {STALLED} only. Each change of a job's share adds this many seconds to "
+        "its work, in that re-run as in ours; the paper has no such figures.",
         stalls,
         "philly",
     ),

@@ -1,4 +1,4 @@
-"""AFS against every system it stands beside, each with its own placement, on the same machines."""
+"""AFS against each system it is compared with, each with its own placement, on equal machines."""
 
 from dataclasses import replace
 from typing import Final, NamedTuple

@@ -35,7 +35,7 @@ FREE, STALL = "none", "stall:30"  # what a resize costs
 
 
 class RunOf(NamedTuple):
-    """What tells runs apart, seeds aside."""
+    """What distinguishes runs, seeds aside."""
 
     queue: str
     policy: str

@@ -1,4 +1,4 @@
-"""How well steps on many T4 GPUs are predicted from one, beside the form that Pollux fits.
+"""How well steps on many T4 GPUs are predicted from one, compared with the form that Pollux fits.
 
 A model's rows on one GPU tell how long it computes and updates, published architectures how many
 bytes it sends and when. What the cluster takes to exchange a byte, by GPUs and nodes, comes from
@@ -35,7 +35,7 @@ PlaceKey = tuple[int, int]  # nodes and GPUs
 
 
 class ModelRows(NamedTuple):
-    """Steps of a model on several GPUs, one row each, and what one GPU tells of them."""
+    """Steps of a model on several GPUs, one row each, and what one GPU shows of them."""
 
     gpus: IntColumn
     nodes: IntColumn
@@ -96,7 +96,7 @@ def replays(rows: ModelRows) -> FloatMatrix:
 
 
 def calibrated_speeds(others: Sequence[ModelRows]) -> dict[PlaceKey, float]:
-    """Seconds in which a GB is exchanged on so many nodes and GPUs.
+    """Seconds in which a GB is exchanged on a number of nodes and GPUs.
 
     It is the value with which replays are least off, in the mean over the models of the absolute
     logarithm of predicted over measured.
@@ -132,7 +132,7 @@ def replayed_rows(rows: ModelRows, speeds: Mapping[PlaceKey, float]) -> RowRepla
 
 
 def adjusted_rows(rows: ModelRows, replay: RowReplays, known: Sequence[int]) -> LogRatios:
-    """Carry what the known rows tell to all rows."""
+    """Extend what the known rows show to all rows."""
     columns = StepColumns(rows.gpus, rows.nodes, replay.exchange_part)
     few = list(known)
     logs = np.log(rows.step_s[few] / replay.step_s[few])

@@ -56,7 +56,7 @@ class Finding:
 
 
 class MissingData(UserError):
-    """Measured data that an experiment needs is not at hand."""
+    """Measured data that an experiment needs is not available."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,7 +260,7 @@ def in_pairs(trace: Trace) -> Trace:
 def most_of_table(below: float, jobs: int | None = None) -> float:
     """How much more GPUs do with models of Table 1, each as often, than for one job at a time.
 
-    Those less busy than `below` are all packed with their like, up to so many jobs.
+    Those less busy than `below` are all packed with their like, up to this many jobs.
     """
     table = packing_table()
     gpus = [

@@ -223,14 +223,14 @@ def balance(inputs: Inputs) -> Finding:
         (
             "No figure was published. Each is of the median of 26 models, and of computation "
             "alone: what devices exchange is left out.",
-            "Split alike, a slow device holds up the fast ones: a K80 beside a V100 makes it "
+            "Split alike, a slow device holds up the fast ones: a K80 next to a V100 makes it "
             "slower than alone. By speed it never does, if time is spent on samples alone.",
             "The table is of two models with what a step takes whatever its samples, fitted to the "
             "batches they were measured with. Samples by speed let slow devices end last; by fixed "
-            "cost too, all end together, and who would not be worth its start gets none. Virtual "
-            "nodes, which only strict jobs have, run one after the other, and there each pays the "
-            "fixed cost: that is the most they can lose, as a part of it, such as the update, "
-            "comes once a step.",
+            "cost too, all end together, and a device that would not be worth its start gets none. "
+            "Virtual nodes, which only strict jobs have, run one after the other, and there each "
+            "pays the fixed cost: that is the most they can lose, as a part of it, such as the "
+            "update, comes once a step.",
         ),
         fixed_costs(table),
     )
@@ -245,7 +245,7 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
         "rounds of six minutes; ours shares GPUs between elastic jobs, at every event, in one "
         "greedy pass. Models, rates and numbers of GPUs are Gavel's; arrivals and lengths are of "
         "our poisson workload. Rates of kinds are those of one GPU. Each kind is one large node, "
-        "so that distance counts between kinds alone; small nodes are told apart.",
+        "so that distance counts between kinds alone; small nodes are distinguished.",
         awareness,
         "k80_p100_v100",
     ),

@@ -97,8 +97,9 @@ def nine_jobs(seed: int, mode: Mode = "sync") -> Trace:
 class OneByOne:
     """Puts task by task on the node with most, or with least, free cores that has room for it.
 
-    The first is what Kubernetes does by default, the second packs as Tetris does. Who keeps its
-    share keeps its GPUs. Nodes are one island each, and tasks take what they do in the policies.
+    The first is what Kubernetes does by default, the second packs as Tetris does. A job that
+    keeps its share keeps its GPUs. Nodes are one island each, and tasks take what they do in the
+    policies.
     """
 
     packs: bool = False
@@ -346,8 +347,8 @@ def overhead(inputs: Inputs) -> Finding:
     )
     notes = (
         "Published: 2.54 % of the makespan. Whether that is time in which jobs stand still, as the "
-        "published code counts it, or what they lose in the end, is not told; both are here. They "
-        "scale with the pause, which is our guess: where one agrees, it is chance.",
+        "published code counts it, or what they lose in the end, is not stated; both are here. "
+        "They scale with the pause, which is our guess: where one agrees, it is chance.",
     )
     plot = Plot("What adjusting costs", "pause, s", "%", lines, errors=errors)
     return Finding(figures, plot, notes)
@@ -360,7 +361,7 @@ def paused_part(run: Run, pause_s: float) -> float:
 
 
 def large_snapshot(jobs: int, nodes: int) -> Snapshot:
-    """Jobs of all models, none of them started, on so many nodes."""
+    """Jobs of all models, none of them started, on `nodes` nodes."""
     speeds, rng = speeds_with_servers(), np.random.default_rng(0)
     table = JobTable.of(
         jobs,

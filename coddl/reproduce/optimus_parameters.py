@@ -91,8 +91,8 @@ def units(sizes: Sequence[int], servers: int) -> list[Piece]:
 def moved_units(pieces: Sequence[Piece], servers: int) -> list[Piece]:
     """Units on another number of servers, of which only those move that must.
 
-    Who is on no server any more goes to the emptiest. Then the fullest server gives units to the
-    emptiest, as long as that leaves the two closer.
+    A tensor that is on no server any more goes to the emptiest. Then the fullest server gives units
+    to the emptiest, as long as that leaves the two closer.
     """
     out, held = list(pieces), [0] * servers
     on: list[list[int]] = [[] for _ in held]
@@ -275,7 +275,7 @@ def compared(_inputs: Inputs) -> Finding:
             drawn,
         ),
         (
-            "The talk gives no numbers on this: nothing published stands beside ours.",
+            "The talk gives no numbers on this: there is no published figure to compare ours with.",
             f"The table is for {MORE} servers: what the fullest holds over the average, requests "
             "of one worker in a step in all and to the busiest, and the part of all bytes that "
             f"moves when a server is added to {FEW} and when it is taken away. Renumbered: at "

@@ -30,14 +30,14 @@ NOISE: Final = 0.03  # standard deviation of a measured step time and of a loss,
 PROBED: Final = 10  # workers and servers of a probe, at most
 PROBES: Final = 8  # of a model, as in the published code
 COUNTS: Final = (5, 6, 8, 10, 15, 20)  # of probes, for the error of a fit
-DRAWS: Final = 20  # of so many probes of each model
+DRAWS: Final = 20  # of the same number of probes of each model
 STAGES: Final = 10  # of a training, at whose beginning its end is predicted
 STOP: Final = Stop()
 SPEEDS, LOSSES = 10, 11  # chance of its own for each
 
 
 def probes(truth: ServerTimes, curve: int, count: int, rng: np.random.Generator) -> list[Point]:
-    """Measure a model with so many pairs of servers and workers, no pair twice."""
+    """Measure a model with a number of pairs of servers and workers, no pair twice."""
     pairs = rng.choice(PROBED**2, count, replace=False)
     return _measured(truth, curve, np.stack(np.divmod(pairs, PROBED), axis=1) + 1, rng)
 
@@ -72,7 +72,7 @@ def true_servers() -> ServerTimes:
 
 
 def errors_of_fits(count: int, *, even: bool = False) -> FloatColumn:
-    """Errors of all models' fits to so many points, many times drawn, over the whole grid."""
+    """Errors of all models' fits to a number of points, many times drawn, over the whole grid."""
     truth, draw = true_servers(), even_probes if even else probes
     rng = np.random.default_rng((count, SPEEDS))
     curves = np.repeat(np.arange(len(truth.step_s)), DRAWS).tolist()
@@ -94,7 +94,7 @@ class Training:
         return len(self.losses)
 
     def predicted_end(self, epochs: int) -> float:
-        """When it is taken to end by one who has seen so many epochs."""
+        """The epoch at which the job is predicted to end after this many epochs are seen."""
         seen = np.arange(1.0, epochs + 1.0)
         return epochs + epochs_left(seen, self.losses[:epochs], STOP)
 
@@ -272,11 +272,11 @@ def _notes(
         f"Over {len(workloads)} workloads of nine jobs the average JCT differs from that with the "
         f"truth by {spread(found, 'fitted speeds')} with fitted speeds and by "
         f"{spread(found, 'fitted lengths')} with fitted lengths. A difference of means that is "
-        "smaller than these ranges does not tell which of the two matters more.",
-        "Even probes cannot tell the transfer (w/p) from the constant, nor the two overheads from "
-        "each other. Our fit then splits each pair evenly. So does our truth, of which no more was "
-        "measured: that even probes do as well as others here is by that choice. A fit that takes "
-        "the constant for all of it finds servers to be of no use.",
+        "smaller than these ranges does not show which of the two matters more.",
+        "Even probes cannot separate the transfer (w/p) from the constant, nor the two overheads "
+        "from each other. Our fit then splits each pair evenly. So does our truth, of which no "
+        "more was measured: that even probes do as well as others here is by that choice. A fit "
+        "that takes the constant for all of it finds servers to be of no use.",
         f"A job counts as young for {OptimusPs.young_s:.0f} s of running, whatever is known of it. "
         f"On 4 workers and 4 servers {late * 100:.0f} % of the jobs take longer to their third "
         "epoch, before which losses tell nothing.",

@@ -45,7 +45,7 @@ LOCALITY: Final[Mapping[str, str]] = {
 
 
 def servers(gpus: int) -> Cluster:
-    """So many GPUs: eight a server, sixteen servers to an InfiniBand domain."""
+    """A cluster with `gpus` GPUs: eight per server, sixteen servers per InfiniBand domain."""
     return Cluster(
         tuple(
             Node(f"node-{at}", NODE_GPUS, rack=at // RACK_NODES) for at in range(gpus // NODE_GPUS)
@@ -54,7 +54,7 @@ def servers(gpus: int) -> Cluster:
 
 
 def jobs_of(inputs: Inputs, jobs: int) -> Trace:
-    """The first so many jobs, of all virtual clusters from each one's first day on."""
+    """The first `jobs` jobs, of all virtual clusters from each one's first day on."""
     trace = read_trace(inputs.folder(DATA) / "jobs.csv.gz", None)
     return trace.rows(np.arange(trace.size) < jobs)
 
@@ -221,7 +221,7 @@ def locality(inputs: Inputs) -> Finding:
             "Figures are of jobs of more than 4 GPUs, which wait for their queue's share and for "
             "GPUs that are close together.",
             _trade_in_words(large, best),
-            "What a job waits for is what the last decision before told it: QueueQuota, or "
+            "What a job waits for is the reason in the last decision before: QueueQuota, or "
             "Topology. The trade is published, but not in numbers.",
         ),
         Details(head, rows),

@@ -38,7 +38,7 @@ class Extremes(NamedTuple):
 
 
 def extremes(measured: Measured, gpus: int) -> Extremes:
-    """What the place of so many GPUs is worth to a model."""
+    """What the place of a number of GPUs is worth to a model."""
     samples = -(-global_batch(measured) // gpus)
     step_of = {
         "+".join(map(str, placement.on_nodes)): step_at(steps, samples).step_s
@@ -82,7 +82,7 @@ def worth(inputs: Inputs) -> Finding:
         ),
         (
             "Published for comparison: two GPUs on different servers make ResNet-50 up to 47 % "
-            "slower, with other jobs beside it (Gandiva, OSDI '18).",
+            "slower, with other jobs on those servers (Gandiva, OSDI '18).",
             "The fewest nodes are not always the best place: of eight GPUs, two nodes of four are "
             "the slowest for five of the six models, it seems as four GPUs share a network card.",
             "Share alone: the same jobs where every place is the best one. Where `estimate` places "

@@ -15,7 +15,7 @@ from typing import Final
 from coddl.reproduce.experiment import Plot
 from coddl.traces.atomic_write import write_atomically
 
-# Okabe and Ito's colours, told apart by colour-blind readers too, in an order of falling contrast.
+# Okabe and Ito's colours, distinct for colour-blind readers too, in an order of falling contrast.
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 DASHES: Final = ("", "7 4", "2 3")  # for lines beyond the last colour
 INK, FAINT, GRID, GROUND = "#1a1a1a", "#5a5a5a", "#e2e2e2", "#ffffff"
@@ -25,7 +25,7 @@ LETTER: Final = 7.4  # mean width of a letter at FONT
 FONT, LINE = 13, 18.0
 BAR, GAP = 15.0, 9.0  # thickness of a bar; space between two groups
 INTERVALS: Final = "strokes: 95 % intervals over seeds"
-MARKED: Final = 24  # lines of up to so many points show each of them
+MARKED: Final = 24  # lines of up to this many points show each of them
 
 
 def write_plot(path: Path, plot: Plot) -> None:
@@ -40,7 +40,7 @@ def drawn(plot: Plot) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values to pixels, with the round values to write beside the axis."""
+    """From values to pixels, with the round values to write along the axis."""
 
     ticks: tuple[float, ...]
     from_px: float

@@ -189,7 +189,7 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
         SOURCE,
         "The talk that shows the example states the jobs' GPU-time, 4, 8 and 12, and the averages. "
         "GPUs and hours are ours: 2 x 2, 1 x 8 and 2 x 6, all at once on two GPUs. 2D-Gittins has "
-        "queues that part at 4 GPU-hours, 2D-LAS looks every hour who has had least.",
+        "queues that part at 4 GPU-hours, 2D-LAS checks every hour which job has had least.",
         example,
     ),
     tiresias_philly.EXPERIMENT,

@@ -53,7 +53,7 @@ class QueueJobs(NamedTuple):
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether jobs have to wait, but not ever longer."""
+        """Return whether jobs have to wait, but not ever longer."""
         least, most = BUSY_LOADS
         return least <= self.load <= most
 
@@ -176,7 +176,7 @@ def notes_of(busy_h: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
         f"Figures are of the clusters with a load of {least:g} to {most:g}: the work of all jobs, "
         "over what 60 GPUs do from the first arrival to the last. The table has all clusters. "
         "With less load there is little to gain unless jobs come in bursts. With more, the queue "
-        "grows for months, and average JCTs tell how it grew rather than how long a job waits in "
+        "grows for months, and average JCTs show how it grew rather than how long a job waits in "
         "a cluster of the right size.",
     )
 

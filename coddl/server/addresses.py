@@ -30,7 +30,7 @@ class Endpoint:
 
 
 def endpoint_of(host: str, port: int, advertise: str, certificate: Certificate | None) -> Endpoint:
-    """Say where a server that listens on `host` is found; raises UserError.
+    """Return where a server that listens on `host` is found; raises UserError.
 
     `advertise` is the name that the operator gave, if any. With TLS every client, on this machine
     too, must use a name that is in the certificate.
@@ -85,7 +85,7 @@ def _chosen(host: str) -> str:
 
 
 def _own_addresses() -> Iterator[str]:
-    """Give the IPv4 addresses of this machine by which others may reach it."""
+    """Yield the IPv4 addresses of this machine by which others may reach it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_:
         for _, name in socket.if_nameindex():
             asked = struct.pack("256s", name.encode()[:15])

@@ -1,7 +1,7 @@
 """Sessions with agents: one WebSocket each, read here, written by a task of its own.
 
-What an agent says goes to the control loop; what it shall do is told when its orders changed, from
-the newest state, so that a slow reader misses what is outdated and holds nobody up.
+An agent's messages go to the control loop. Its orders are sent when they change, from the newest
+state: a slow reader skips outdated orders and delays no other session.
 """
 
 import asyncio
@@ -78,16 +78,16 @@ class SessionHost(Protocol):
         """The pool as the journal has it."""
 
     def put(self, ask: LoopRequest) -> None:
-        """Have something handled."""
+        """Queue a request for the control loop."""
 
     def steady_s(self) -> float:
         """The clock of leases."""
 
     def renew(self, node: str) -> None:
-        """Let a node keep its devices for one more lease."""
+        """Renew a node's lease."""
 
     def hear_progress(self, agent: wire.Hello, runs: Iterable[wire.RunProgress]) -> None:
-        """Take in how runs are doing, by the word of an agent."""
+        """Take in the progress of runs, as reported by an agent."""
 
     def hear_logs(self, job: int, lines: tuple[wire.LogLine, ...]) -> None:
         """Take in what a job has printed."""
@@ -108,7 +108,7 @@ class AgentSession:
         self.heard_s = host.steady_s()
         self.holding: NodeReported | None = None
         self._holding_asked = False
-        self.gpus: Mapping[int, wire.GpuUse] = {}  # by index, as it last told
+        self.gpus: Mapping[int, wire.GpuUse] = {}  # by index, as last reported
 
     async def run(self) -> None:
         """Serve an agent until either side hangs up."""
@@ -146,7 +146,7 @@ class AgentSession:
                     await self._socket.close(*self._hang_up)
 
     def tell_orders(self) -> None:
-        """Have the agent told its orders, as they are when its line is free."""
+        """Send the agent its orders, as they are when its connection is free."""
         self._wants_orders = True
         self._news.set()
 
@@ -210,7 +210,8 @@ class AgentSession:
         match message:
             case wire.Beat(number=number, gpus=gpus):
                 self.gpus = gpus
-                # Whoever has lost its name or its lease is renewed no more: it must let go.
+                # A session that lost its node's name or lease is not renewed: it must release its
+                # GPUs.
                 if self._hang_up is None and self._sessions.is_current(self):
                     self._host.renew(self.hello.node)
                     self._say(wire.Renewed(number=number))
@@ -246,7 +247,7 @@ class AgentSession:
                     self._join()
 
     def _ask_holding(self) -> None:
-        """Have the newest word handled, once, however many come before its turn."""
+        """Queue the newest report once, however many arrive before it is handled."""
         if self._holding_asked:
             return
         self._holding_asked = True
@@ -315,11 +316,11 @@ class AgentSessions:
         return iter(list(self._by_node.values()))
 
     def of(self, node: str) -> AgentSession | None:
-        """Give a node's line, if there is one."""
+        """Return a node's session, if there is one."""
         return self._by_node.get(node)
 
     def is_current(self, session: AgentSession) -> bool:
-        """Tell whether a session speaks for its node."""
+        """Return whether a session is its node's current one."""
         return self._by_node.get(session.hello.node) is session
 
     def check_free(self, hello: wire.Hello, host: SessionHost) -> None:
@@ -364,7 +365,7 @@ class AgentSessions:
         jobs, known = hello.jobs, pool.nodes.get(hello.node)
         if not jobs.id or (known is not None and known.is_up and known.boot == hello.boot):
             return
-        # The journal may not have heard yet of a node that has just said hello.
+        # The journal may not have a node yet that has just connected.
         for other in [session.hello for session in self._by_node.values()]:
             is_seen = jobs.nodes.get(other.node) == other.boot
             sees = other.jobs.nodes.get(hello.node) == hello.boot
@@ -380,7 +381,7 @@ class AgentSessions:
                 raise _copied(hello, node.name)
 
     def enter(self, session: AgentSession) -> None:
-        """Let a session speak for its node from here on."""
+        """Make a session its node's current one."""
         hello = session.hello
         if (older := self._by_node.get(hello.node)) is not None:
             older.drop(REPLACED, "the agent has reconnected")
@@ -388,7 +389,7 @@ class AgentSessions:
         self._peers[hello.node] = wire.Peer(hello.node, hello.host, hello.port, hello.peer_token)
 
     def leave(self, session: AgentSession) -> bool:
-        """Take note that a line is down; tell whether it was the one that spoke for its node."""
+        """Note that a connection is closed; return whether it was its node's current one."""
         if not self.is_current(session):
             return False
         del self._by_node[session.hello.node]

@@ -39,13 +39,13 @@ Access = Literal["full", "read"]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What those who ask must know; with the second one they may only read."""
+    """The tokens that requests must carry; the second one only permits reading."""
 
     full: str = field(repr=False)
     read: str = field(default="", repr=False)  # empty: there is none
 
     def access_of(self, token: str) -> Access | None:
-        """Tell what a token opens; None: nothing. Takes as long whatever the token is."""
+        """Return what a token opens; None: nothing. Takes as long whatever the token is."""
         given = token.encode("utf-8", "replace")
         is_full = hmac.compare_digest(given, self.full.encode())
         is_read = hmac.compare_digest(given, self.read.encode()) and bool(self.read)
@@ -119,7 +119,7 @@ class _LimitedRequest:
         self.answer: Response | None = None  # instead of the app's
 
     async def receive(self) -> Message:
-        """Give what comes in, unless it is too much."""
+        """Return what comes in, unless it is too much."""
         message = await self._receive()
         if self._room_bytes is not None and message["type"] == "http.request":
             self._room_bytes -= len(message.get("body", b""))
@@ -130,7 +130,7 @@ class _LimitedRequest:
         return message
 
     async def send(self, message: Message) -> None:
-        """Let out what the app says, unless there is something else to say."""
+        """Send the app's message, unless another answer replaces it."""
         if self.answer is None:
             self.has_begun = True
             await self._send(message)
@@ -145,14 +145,14 @@ def _answer_to(error: Exception, scope: Scope) -> Response:
 
 
 def _is_open(scope: Scope) -> bool:
-    """Tell whether a request needs no token: one of probes, or for the dashboard's files."""
+    """Return whether a request needs no token: one of probes, or for the dashboard's files."""
     path = scope["path"]
     is_page = path == PAGE or path.startswith(ASSETS)
     return path in OPEN or (is_page and scope["type"] == "http" and scope["method"] in READS)
 
 
 def _may_read(scope: Scope) -> bool:
-    """Tell whether a request changes nothing, and asks for no folder that a user has uploaded."""
+    """Return whether a request changes nothing, and asks for no folder that a user has uploaded."""
     if scope["type"] != "http":
         return False  # an agent
     method, path = scope["method"], scope["path"]
@@ -179,7 +179,7 @@ def _too_large() -> TooLarge:
 
 
 def _host_name(host: str) -> str:
-    """Give the name of a Host header, without its port; `[::1]:80` is `::1`."""
+    """Return the name of a Host header, without its port; `[::1]:80` is `::1`."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()

@@ -31,11 +31,11 @@ class CodeStore:
             left.unlink(missing_ok=True)
 
     def has(self, name: str) -> bool:
-        """Tell whether an archive is there."""
+        """Return whether an archive is there."""
         return bool(HASH.fullmatch(name)) and self._path(name).is_file()
 
     def claim(self, name: str) -> bool:
-        """Tell whether an archive is there for a job that is about to be submitted.
+        """Return whether an archive is there for a job that is about to be submitted.
 
         It counts as new then, so that it is not removed before the job is known.
         """
@@ -60,7 +60,7 @@ class CodeStore:
         return collect(self._folder, is_needed, age_s, most_bytes, now_s=now_s, remove=remove)
 
     def find(self, name: str) -> Path:
-        """Give an archive's file; raises NotFound."""
+        """Return an archive's file; raises NotFound."""
         if not self.has(name):
             raise NotFound(
                 f'code "{name[:64]}" cannot be found', "it was not uploaded", "coddl submit"

@@ -1,6 +1,6 @@
 """What keeps a journal short: jobs move to the history, snapshots are written, old records go.
 
-It runs beside the control loop, on its own fold of the journal, so the loop waits for nothing but
+It runs in its own thread, on its own fold of the journal, so the loop waits for nothing but
 short commits. Each pass
 
 1. folds the newest snapshot and the records since, into a recording;
@@ -87,7 +87,7 @@ class Compactor:
         if seq == base.seq:
             return Compacted(seq, forgotten, 0)
         body = encoded_snapshot(recording, at_s, self._rest)
-        self._store.save_snapshot(StoredSnapshot(seq, LAYOUT, body))
+        self._store.save_snapshot(StoredSnapshot(seq, LAYOUT, body), base.seq)
         return Compacted(seq, forgotten, self._trim(base.seq, now_s - self._keep_events_s))
 
     def _follow(self, recording: Recording, seq: int, at_s: float) -> tuple[int, float]:
@@ -111,7 +111,7 @@ class Compactor:
             self._forget(batch)
 
     def _trim(self, before: int, before_s: float) -> int:
-        """Remove records before a number and a time; tell how many."""
+        """Remove records before a number and a time; return how many."""
         after = first = max(0, self._store.first_seq() - 1)
         while True:
             page = self._store.lines(after, self._batch)

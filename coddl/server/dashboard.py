@@ -37,7 +37,7 @@ NOT_BUILT: Final = """<!doctype html>
 
 
 def routes(built: Path) -> APIRouter:
-    """Give the routes of the files in a folder, which may be built later."""
+    """Return the routes of the files in a folder, which may be built later."""
     router = APIRouter(include_in_schema=False)
     index, assets = built / "index.html", built / "assets"
     files = _Files()
@@ -65,7 +65,7 @@ class _Files:
         self._compressed: dict[tuple[Path, int], bytes] = {}
 
     def response(self, path: Path, request: Request, headers: Mapping[str, str]) -> Response:
-        """Give a file, compressed for those who take that."""
+        """Return a file, compressed for clients that accept gzip."""
         key = path, path.stat().st_mtime_ns
         if key not in self._compressed:
             self._compressed[key] = gzip.compress(path.read_bytes(), mtime=0)

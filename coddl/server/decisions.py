@@ -11,7 +11,7 @@ from coddl.api import rest_history as rest
 from coddl.core.pool import records as r
 from coddl.core.pool.errors import NotFound
 from coddl.core.pool.job import JobState
-from coddl.server.history import History
+from coddl.server.history import JobHistory
 from coddl.server.journal import DecisionEntry, Journal
 from coddl.server.store import HistoryQuery
 
@@ -22,11 +22,11 @@ PAGE: Final = 200
 class JobsThen:
     """The jobs of decisions: those in memory, and those that have left it since."""
 
-    def __init__(self, history: History, jobs: Mapping[int, JobState]) -> None:
+    def __init__(self, history: JobHistory, jobs: Mapping[int, JobState]) -> None:
         self._history, self._jobs = history, dict(jobs)
 
     def name(self, job: int) -> str:
-        """Give a job's name; one that is not known any more is called by its number."""
+        """Return a job's name; one that is not known any more is called by its number."""
         if job not in self._jobs:
             self._jobs |= {each.id: each for each in self._history.page(HistoryQuery(job=job), 1)}
         return self._jobs[job].spec.name if job in self._jobs else f"job {job}"
@@ -83,7 +83,7 @@ def _decision_view(journal: Journal, jobs: JobsThen, entry: DecisionEntry) -> re
 
 
 def _held_before(journal: Journal, entry: DecisionEntry, job: int) -> int:
-    """Give how many GPUs a job held when a decision changed that.
+    """Return how many GPUs a job held when a decision changed that.
 
     A job that the policy was not asked about has no row: it held what was decided last.
     """
@@ -124,9 +124,9 @@ def _seen_job(jobs: JobsThen, record: r.Decided, row: r.DecisionRow) -> rest.See
 
 
 def _rows_seen(journal: Journal, jobs: JobsThen, entry: DecisionEntry) -> dict[int, r.DecisionRow]:
-    """Give the newest row of each job that was there, up to a decision.
+    """Return the newest row of each job that was there, up to a decision.
 
-    A job that was told to leave and has no row since was not seen: it was suspended, for one.
+    A job that had to leave and has no row since was not part of the decision, e.g. suspended.
     """
     rows: dict[int, r.DecisionRow] = {}
     missing = jobs.at(entry.at_s)

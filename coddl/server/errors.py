@@ -23,7 +23,7 @@ class JournalFull(UserError):
 
 
 class JournalUnreadable(UserError):
-    """The journal holds what this version can't read."""
+    """The journal has records that this version can't read."""
 
 
 class PoolTaken(UserError):
@@ -31,19 +31,19 @@ class PoolTaken(UserError):
 
 
 class BadFolder(UserError):
-    """The state folder can't be made, or not be written to."""
+    """The state folder can't be created or written to."""
 
 
 class CannotListen(UserError):
-    """The address is in use, or not ours."""
+    """The address is in use, or is not an address of this machine."""
 
 
 class KeyReused(UserError):
-    """An Idempotency-Key came with a request that is not the one it came with before."""
+    """An Idempotency-Key was used before for a different request."""
 
 
 class Unauthorized(UserError):
-    """No token, or another one."""
+    """The token is missing or wrong."""
 
 
 class Forbidden(UserError):
@@ -51,12 +51,12 @@ class Forbidden(UserError):
 
 
 class HostRefused(UserError):
-    """A request to a name by which nobody reaches this server."""
+    """A request with a host name that is not one of this server's."""
 
 
 class TooLarge(UserError):
-    """A request with more bytes than it may have."""
+    """The request is larger than allowed."""
 
 
 class WrongHash(UserError):
-    """An archive's bytes are not what its name says."""
+    """An archive's content does not match the hash in its name."""

@@ -35,7 +35,7 @@ class BrokenTail(Exception):
 
 
 def tail_of(reader: JournalReader, after: int) -> Iterator[JournalEntry]:
-    """Give the records after a number; raises BrokenTail: a fold can leave none out."""
+    """Yield the records after a number; raises BrokenTail: a fold can leave none out."""
     while page := reader.lines(after, PAGE, None):
         for line in page:
             if line.seq != after + 1:

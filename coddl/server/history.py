@@ -14,14 +14,14 @@ AROUND_MAX: Final = 2_000  # jobs of an interval that are shown, the newest
 DIGITS_MAX: Final = 18
 
 
-class History:
+class JobHistory:
     """Finds jobs in the history of a journal. Safe from any thread; each look is a query."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
     def find(self, job: str) -> JobState:
-        """Give a job by its number, or the newest of that name; raises NotFound."""
+        """Return a job by its number, or the newest of that name; raises NotFound."""
         wanted = [HistoryQuery(name=job)]
         if job.isdecimal() and len(job) <= DIGITS_MAX:
             wanted.insert(0, HistoryQuery(job=int(job)))
@@ -35,17 +35,17 @@ class History:
         )
 
     def page(self, wanted: HistoryQuery, limit: int) -> list[JobState]:
-        """Give jobs by falling number."""
+        """Return jobs by falling number."""
         return [recorded_job(row).job for row in self._journal.history(wanted, limit)]
 
     def merged_with(
         self, newer: Sequence[JobState], wanted: HistoryQuery, limit: int
     ) -> list[JobState]:
-        """Give those jobs and jobs of the history, by falling number, up to a limit."""
+        """Return those jobs and jobs of the history, by falling number, up to a limit."""
         return list(islice(merged(iter(newer), self._newest(wanted, limit)), limit))
 
     def _newest(self, wanted: HistoryQuery, limit: int) -> Iterator[JobState]:
-        """Give jobs by falling number. Mostly none of them is as new as those in memory: the first
+        """Yield jobs by falling number. Mostly none of them is as new as those in memory: the first
         is read alone.
         """
         count = 1
@@ -55,13 +55,13 @@ class History:
             wanted, count = wanted._replace(before=rows[-1].job), limit
 
     def around(self, since_s: float, until_s: float) -> Mapping[int, JobState]:
-        """Give jobs that were there in an interval, the newest."""
+        """Return jobs that were there in an interval, the newest."""
         wanted = HistoryQuery(since_s=since_s, until_s=until_s)
         return {job.id: job for job in self.page(wanted, AROUND_MAX)}
 
 
 def merged(first: Iterator[JobState], second: Iterator[JobState]) -> Iterator[JobState]:
-    """Give two series of jobs as one, by falling number; a job that is in both comes once."""
+    """Merge two series of jobs into one, by falling number; a job that is in both comes once."""
     one, other = next(first, None), next(second, None)
     while one is not None or other is not None:
         if other is None or (one is not None and one.id >= other.id):

@@ -20,7 +20,7 @@ Data = dict[str, Any]  # Any: JSON
 
 
 def _defaults(kind: type) -> Data:
-    """Give the fields of a dataclass as they are if nothing is said."""
+    """Return the fields of a dataclass as they are if nothing is said."""
     told: Data = {}
     for each in fields(kind):
         if each.default is not MISSING:
@@ -37,7 +37,7 @@ _decoder: Final = msgspec.json.Decoder(RecordedJob)
 
 
 def history_row(known: RecordedJob) -> HistoryRow:
-    """Give the row of a job that has ended."""
+    """Return the row of a job that has ended."""
     job = known.job
     assert job.ended_s is not None, f"job {job.id} has not ended"
     launch = replace(job.spec.launch, env={})
@@ -62,7 +62,7 @@ def history_row(known: RecordedJob) -> HistoryRow:
 
 
 def recorded_job(row: HistoryRow) -> RecordedJob:
-    """Give the job of a row; raises msgspec.DecodeError or zlib.error at what can't be read."""
+    """Return the job of a row; raises msgspec.DecodeError or zlib.error at what can't be read."""
     return _decoder.decode(zlib.decompress(row.body))
 
 

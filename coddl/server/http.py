@@ -45,7 +45,7 @@ def create_app(
     hosts: frozenset[str] = LOOPBACK,
     built: Path = dashboard.BUILT,
 ) -> ASGIApp:
-    """Show a server to who has a token; `hosts` are the names it answers to, empty: all.
+    """Return a server's web app; `hosts` are the names it answers to, empty: all.
 
     `built` has the files of the dashboard.
     """

@@ -15,12 +15,12 @@ from coddl.api.tls import TlsFiles
 from coddl.server.errors import CannotListen
 from coddl.server.server import Server
 
-GRACE_S: Final = 5  # for answers under way when the server is told to stop
-WAITING_MAX: Final = 2_048  # connections that nobody has taken yet
+GRACE_S: Final = 5  # for responses under way when the server stops
+WAITING_MAX: Final = 2_048  # connections that are not accepted yet
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Give a socket that takes connections; raises CannotListen."""
+    """Return a socket that takes connections; raises CannotListen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named, so that asyncio knows TCP when it sees it, and sends answers without delay.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -39,7 +39,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an app; ends streams when told to stop, and leaves the process to its caller."""
+    """Serves an app; ends streams on a stop request, and leaves the process to its caller."""
 
     def __init__(self, server: Server, app: ASGIApp, tls: TlsFiles | None = None) -> None:
         config = uvicorn.Config(
@@ -58,7 +58,7 @@ class HttpServer(uvicorn.Server):
         self._server = server
 
     def stop(self) -> None:
-        """Stop serving: gently; at once when told twice."""
+        """Stop serving: gracefully on the first call, at once on the second."""
         self.force_exit = self.should_exit
         self.should_exit = True
         self._server.close_lines()

@@ -31,7 +31,7 @@ class JobNames:
                 del self._by_name[name]
 
     def find(self, pool: Pool, job: str) -> JobState | None:
-        """Give the job of that number; or of that name, the one that is not over before others.
+        """Return the job of that number; or of that name, the one that is not over before others.
 
         None: no job in memory has it. Raises Conflict where several that are not over have the
         name.
@@ -53,6 +53,6 @@ class JobNames:
 
 
 def newest_first(pool: Pool, before: int | None, only_active: bool) -> Iterator[JobState]:
-    """Give the jobs in memory by falling number, from below one."""
+    """Return the jobs in memory by falling number, from below one."""
     numbers = reversed(pool.active if only_active else pool.jobs)
     return (pool.jobs[job] for job in numbers if before is None or job < before)

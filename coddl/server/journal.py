@@ -92,7 +92,7 @@ class Journal:
     def __init__(self, store: JournalStore, *, snapshot_every: int = SNAPSHOT_EVERY) -> None:
         self.store = store  # where it is; for what keeps it short (`compaction`)
         self._snapshot_every = snapshot_every
-        self.pool_id = self._check_notes()  # tells this pool from all others
+        self.pool_id = self._check_notes()  # identifies this pool
         self._seq = store.last_seq()
         self._snapshot_seq = self._seq
 
@@ -126,18 +126,18 @@ class Journal:
         self.store.forget_answers(before_s)
 
     def read(self, after: int, limit: int, job: int | None = None) -> list[ReadEntry]:
-        """Give the oldest events after a number; of a job if one is named."""
+        """Return the oldest events after a number; of a job if one is named."""
         lines = self.store.lines(after, limit, job, without=QUIET)
         return [self._seen(line) for line in lines]
 
     def newest(self, limit: int, job: int | None = None) -> list[ReadEntry]:
-        """Give the newest events, in order; of a job if one is named."""
+        """Return the newest events, in order; of a job if one is named."""
         return [self._seen(line) for line in self.store.newest(limit, job, without=QUIET)]
 
     def decisions(
         self, limit: int, before: int | None = None, job: int | None = None
     ) -> list[DecisionEntry]:
-        """Give the newest decisions before a number, newest first; of those about a job, if named.
+        """Return the newest decisions before a number, newest first; of one job if it is named.
 
         Those that can't be read are left out.
         """
@@ -150,18 +150,18 @@ class Journal:
         ]
 
     def history(self, wanted: HistoryQuery, limit: int) -> list[HistoryRow]:
-        """Give jobs that have left memory, by falling number."""
+        """Return jobs that have left memory, by falling number."""
         return self.store.history(wanted, limit)
 
     def begin(self) -> StoredRecord | None:
-        """Give the oldest record that was not removed; None if none ever was."""
+        """Return the oldest record that was not removed; None if none ever was."""
         lines = self.store.lines(0, 1)
         return lines[0] if lines and lines[0].seq > 1 else None
 
     def fold(self) -> FoldedPool:
-        """Give the pool as the journal has it: the newest snapshot that can be read, and the tail.
+        """Return the pool as the journal has it: the newest readable snapshot, and the tail.
 
-        What was appended in between by nobody: one server has a journal at a time.
+        Nothing is appended in between: only one server has a journal at a time.
         """
         base = base_of(self.store)
         if base is None:
@@ -184,7 +184,7 @@ class Journal:
         return FoldedPool(pool, last, at_s)
 
     def snapshot_is_due(self) -> bool:
-        """Tell whether enough has happened since the last snapshot."""
+        """Return whether enough has happened since the last snapshot."""
         return self._seq - self._snapshot_seq >= self._snapshot_every
 
     def note_snapshot(self, seq: int) -> None:
@@ -192,14 +192,14 @@ class Journal:
         self._snapshot_seq = max(self._snapshot_seq, seq)
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self.store.close()
 
     def _seen(self, line: StoredRecord) -> ReadEntry:
         return ReadEntry(line.seq, line.at_s, record_of(line))
 
     def _check_notes(self) -> str:
-        """Check who wrote the journal, note that we do now, and give the pool's id."""
+        """Check which version wrote the journal, record this one, and return the pool's id."""
         notes = self.store.notes()
         if int(notes.get("schema", SCHEMA)) > SCHEMA:
             raise self._unreadable(f"its records follow schema {notes['schema']}, not {SCHEMA}")

@@ -27,7 +27,7 @@ TRY: Final = "--journal with a state directory, its journal.db, or the URL of a 
 
 
 def read_recording(where: str) -> Recording:
-    """Give what a journal tells of its pool until now; it is a file, a state directory, or a URL.
+    """Return a journal's recording of its pool; it is a file, a state directory, or a URL.
 
     Raises JournalUnreadable, and UserError if there is no journal.
     """
@@ -52,9 +52,9 @@ def _newer(reader: JournalReader) -> str:
 
 
 def recording_of(reader: JournalReader) -> Recording:
-    """Give what a journal tells of its pool; raises BrokenTail.
+    """Return a journal's recording of its pool; raises BrokenTail.
 
-    As long as it has all its records they tell it; else a snapshot, the records since, and the
+    As long as it has all its records, they are used; else a snapshot, the records since, and the
     history. It is the same.
     """
     if (schema := int(reader.notes().get("schema", SCHEMA))) > SCHEMA:
@@ -85,7 +85,7 @@ def _add_history(recording: Recording, reader: JournalReader) -> None:
 
 
 def _opened(where: str) -> tuple[Engine, str]:
-    """Open a journal for reading alone; with what it may be called, which tells no password."""
+    """Open a journal for reading alone; return its URL for display, too, without the password."""
     if "://" not in where:
         path = Path(where) / FILE if Path(where).is_dir() else Path(where)
         return _of_file(path), str(path)

@@ -26,5 +26,5 @@ class ServerLock:
         os.write(self._file, f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
-        """Let another server have the folder. The file stays: removing it would race."""
+        """Release the folder. The file stays: removing it would race."""
         os.close(self._file)

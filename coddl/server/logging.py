@@ -9,7 +9,7 @@ from structlog.typing import Processor
 
 
 def set_up_logging(form: Literal["console", "json"]) -> None:
-    """Have all that is logged written to stderr, in one form, whoever logs it."""
+    """Write all log events to stderr in one format, those of libraries too."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

@@ -29,14 +29,14 @@ class StoredLogLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which lines somebody wants to see."""
+    """Filter for the lines of a request."""
 
     after: int = 0
     since_s: float | None = None
     rank: int | None = None
 
     def has(self, kept: StoredLogLine) -> bool:
-        """Tell whether a line is among them."""
+        """Return whether a line is among them."""
         return (
             kept.number > self.after
             and (self.since_s is None or kept.line.at_s >= self.since_s)
@@ -72,15 +72,15 @@ class LogStore:
         writer.write(lines)
 
     def has(self, job: int) -> bool:
-        """Tell whether there are lines of a job."""
+        """Return whether there are lines of a job."""
         return any(path.exists() for path in self._paths(job))
 
     def read(self, job: int, wanted: LogQuery) -> "LogReader":
-        """Give a reader of a job's lines, from the oldest that is wanted."""
+        """Return a reader of a job's lines, from the oldest that is wanted."""
         return LogReader(*self._paths(job), wanted)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for writer in self._open.values():
             writer.close()
         self._open.clear()
@@ -135,7 +135,7 @@ class LogReader:
         self._rest = b""
 
     def more(self, limit: int = PAGE_LINES) -> list[StoredLogLine]:
-        """Give the next lines that are wanted, at most so many; none: there are none now."""
+        """Return the next wanted lines, up to a limit; none: there are none now."""
         found: list[StoredLogLine] = []
         for kept in self._lines():
             self._seen = kept.number
@@ -146,14 +146,14 @@ class LogReader:
         return found
 
     def last(self, count: int) -> list[StoredLogLine]:
-        """Give the last lines that are wanted, of all that there are now."""
+        """Return the last lines that are wanted, of all that there are now."""
         newest: deque[StoredLogLine] = deque(maxlen=count)
         while page := self.more():
             newest.extend(page)
         return list(newest)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in self._files:
             file.close()
         self._files = []

@@ -1,10 +1,10 @@
 """The control loop: events in, records on disk, then effects. Synchronous; knows no asyncio. (D3)
 
 One `turn` takes all that has come: each event is handled, what follows is committed in one batch,
-and only then is anybody told. A turn may leave the conclusions to a later one, so that nobody waits
-for a decision that takes long. If the commit fails, nothing has happened: the pool is folded again
-from the journal, users are told so, and what agents and the clock have said is kept for the next
-turn, because they will not say it twice.
+and only then are the results published. A turn may leave the conclusions to a later one, so that no
+request waits for a long decision. If the commit fails, nothing has happened: the pool is folded
+again from the journal, users get an error, and the events of agents and of the clock are kept for
+the next turn, because they are not sent twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,8 +50,8 @@ class IdempotentRequest:
     respond: Callable[[], str]  # asked when all conclusions are drawn
 
 
-def _nobody(_reply: Reply) -> None:
-    """Nobody waits for the answer."""
+def _no_reply(_reply: Reply) -> None:
+    """Ignore the reply: no caller waits for it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,12 +59,12 @@ class LoopRequest:
     """Events to handle, and a callback for when they are durable."""
 
     events: Events
-    reply: Callable[[Reply], None] = field(default=_nobody)
+    reply: Callable[[Reply], None] = field(default=_no_reply)
     once: IdempotentRequest | None = None
     must: bool = False  # said once and never again: tried until it is safe
 
 
-def fact(event: Event, reply: Callable[[Reply], None] = _nobody) -> LoopRequest:
+def fact(event: Event, reply: Callable[[Reply], None] = _no_reply) -> LoopRequest:
     """Return the request for something that has happened: it is retried until it is durable."""
     return LoopRequest(lambda _pool: (event,), reply, must=True)
 
@@ -88,7 +88,7 @@ class LoopEffects(Protocol):
         """Something failed that can't fail."""
 
     def restore(self) -> Sequence[Event]:
-        """Give what a fold does not know, to be handled again: who is silent, who holds what."""
+        """Return facts that are not in the journal: silent nodes, slots held by jobs."""
 
 
 class TurnResult(NamedTuple):
@@ -145,7 +145,7 @@ class ControlLoop:
     def turn(
         self, requests: Sequence[LoopRequest], wall_s: float, *, conclude: bool = True
     ) -> TurnResult:
-        """Handle what has come, write it down, and tell who has to know."""
+        """Handle the requests, commit the records, and publish the results."""
         self._now_s = max(self._now_s, wall_s)  # wall clocks are set back now and then
         try:
             return self._turn(requests, conclude=conclude)
@@ -194,7 +194,7 @@ class ControlLoop:
         return TurnResult([], outcome.wake_at_s)
 
     def _take(self, request: LoopRequest, batch: _Batch) -> None:
-        """Let the pool take in one ask."""
+        """Apply the events of one request to the pool."""
         try:
             if request.once is None or not self._came_before(request, request.once, batch):
                 for event in request.events(self.pool):
@@ -209,7 +209,7 @@ class ControlLoop:
                 batch.first.setdefault(request.once.key, request.once)
 
     def _came_before(self, request: LoopRequest, once: IdempotentRequest, batch: _Batch) -> bool:
-        """Tell whether a request with this key has taken effect; raise if it was another one."""
+        """Return whether a request with this key has taken effect; raise if it was another one."""
         earlier = batch.first.get(once.key)
         known = self._journal.answer(once.key) if earlier is None else None
         before = known or earlier
@@ -237,7 +237,7 @@ class ControlLoop:
         return outcome, answers
 
     def _undo(self, batch: _Batch, full: JournalFull) -> TurnResult:
-        """Let it not have happened: what is not in the journal is not true."""
+        """Undo a batch that could not be committed: only the journal is true."""
         self._fold_again()
         for request in batch.met:
             if not request.must:
@@ -258,7 +258,7 @@ class ControlLoop:
         self._must_restore = True
 
     def _restore(self) -> None:
-        """Tell the pool once more what no journal holds."""
+        """Apply the facts again that are not in the journal."""
         try:
             for event in self._effects.restore():
                 self.control.take(event, self._now_s)

@@ -1,4 +1,4 @@
-"""`coddl server`: everything set up, served until told to stop, and put away."""
+"""`coddl server`: sets everything up, serves until it is stopped, and cleans up."""
 
 import asyncio
 import contextlib
@@ -72,9 +72,9 @@ class ServeOptions:
 
 
 def serve(options: ServeOptions) -> int:
-    """Serve a pool until SIGTERM or SIGINT, and give the exit code; raises if it can't start."""
+    """Serve a pool until SIGTERM or SIGINT, and return the exit code; raises if it can't start."""
     set_up_logging(options.log_format)
-    os.umask(0o077)  # what jobs are given in their environment is nobody else's business
+    os.umask(0o077)  # a job's environment may hold secrets
     folder = options.state_dir.absolute()
     certificate = certificate_of(options.tls) if options.tls else None
     lock = _locked(folder)
@@ -121,7 +121,7 @@ async def _serve(
     app = create_app(server, tokens, endpoint.hosts)
     http_server = HttpServer(server, app, options.tls)
     server.on_failure = http_server.stop
-    # It can be found once it can be told to stop.
+    # The server is announced only after its signal handlers are in place.
     with http_server.capture_signals(), _announced(folder / "server.json", endpoint, ca):
         log.info(
             "server_started",
@@ -145,16 +145,16 @@ async def _serve(
 
 
 def _keep_from_collector() -> None:
-    """Have the garbage collector pass over all there is now: modules, and the pool as it was.
+    """Exclude all present objects (modules, the restored pool) from garbage collection.
 
-    It stays anyway, and to visit it stops all threads, for 0.1 s in a pool that is empty.
+    They stay in memory anyway, and each pass over them stops all threads: 0.1 s in an empty pool.
     """
     gc.collect()
     gc.freeze()
 
 
 def replay_command(journal: Path, options: ServeOptions) -> list[str]:
-    """Give the command that replays a journal as this server schedules."""
+    """Return the command that replays a journal as this server schedules."""
     words = [sys.executable, "-m", "coddl.cli.main", "whatif", "--journal", str(journal)]
     words += [f"--plugin={Path(path).absolute()}" for path in options.plugins]
     if options.cool_down_s is not None:
@@ -171,7 +171,7 @@ def _check_plugins(server: Server) -> None:
 
 
 def _tokens(options: ServeOptions, folder: Path) -> Tokens:
-    """Give both tokens; raises UserError if they are the same."""
+    """Return both tokens; raises UserError if they are the same."""
     full = options.token or token_of(folder)
     given = options.read_token_file
     read = read_token(Path(given), "--read-token-file") if given else token_of(folder, READ_TOKEN)
@@ -185,7 +185,7 @@ def _tokens(options: ServeOptions, folder: Path) -> Tokens:
 
 
 def token_of(folder: Path, name: str = TOKEN) -> str:
-    """Give a token of a state folder; it is made when it is first wanted, for its owner only."""
+    """Return a token of a state folder; it is made when it is first wanted, for its owner only."""
     path = folder / name
     if path.exists() and path.read_bytes().strip():  # a full disk may have left an empty one
         return read_token(path)

@@ -1,4 +1,4 @@
-"""What jobs tell of their training, as it went: a file of JSON lines for each, beside its logs.
+"""Metrics that jobs report over time: a file of JSON lines per job, next to its logs.
 
 Samples are soft: nothing is decided on them, and a crash loses the last seconds. A job has a sample
 whenever its training is a hundredth further: some 230 while its steps grow tenfold, however long it
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class MetricSample(msgspec.Struct, frozen=True, array_like=True):
-    """What a job told at one moment."""
+    """A job's metrics at one moment."""
 
     at_s: float
     step: int
@@ -59,7 +59,7 @@ class MetricLog:
     def __init__(self, folder: Path, *, file_bytes_max: int = FILE_BYTES_MAX) -> None:
         self._folder, self._file_bytes_max = folder, file_bytes_max
         self._sampled: dict[int, int] = {}  # by job: the step of its last sample
-        self._newest: dict[int, _Told] = {}  # by job: what was told since
+        self._newest: dict[int, _Told] = {}  # by job: what was reported since
         self._unwritten: dict[int, list[_Told]] = {}
         self._queue = threading.Lock()  # for `_unwritten`
         self._files = threading.Lock()
@@ -86,7 +86,7 @@ class MetricLog:
             self._put(job, told)
 
     def series(self, job: int, most: int) -> dict[str, list[MetricPoint]]:
-        """Give at most `most` points of each metric, the first and the last among them.
+        """Return at most `most` points of each metric, the first and the last among them.
 
         What was trained again counts as it went the last time.
         """
@@ -148,7 +148,7 @@ class MetricLog:
 
 
 def sample_of(run: RunProgress, at_s: float) -> MetricSample:
-    """Give what a run tells as a sample: what its script has logged, and what was measured."""
+    """Return a run's report as a sample: what its script logged, and what was measured."""
     logged: dict[str, float | None] = {**run.metrics, **dict.fromkeys(run.not_finite)}
     values = {name: logged[name] for name in sorted(logged) if len(name) <= NAME_MAX}
     values = dict(list(values.items())[:NAMES_MAX])
@@ -177,7 +177,7 @@ def _points(samples: Iterable[MetricSample]) -> Mapping[str, list[MetricPoint]]:
 
 
 def evenly(items: Sequence[T], most: int) -> list[T]:
-    """Give the first, the last, and as many between them as there may be, evenly by number."""
+    """Return the first, the last, and as many between them as there may be, evenly by number."""
     count = min(most, len(items))
     return [items[at * (len(items) - 1) // max(1, count - 1)] for at in range(count)]
 

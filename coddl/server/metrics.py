@@ -27,7 +27,7 @@ class RetentionMetrics:
     def __init__(self, to: CollectorRegistry) -> None:
         self.compaction_seconds = Histogram(
             "coddl_journal_compaction_seconds",
-            "Duration of one pass that stores a snapshot and trims the journal, beside the loop",
+            "Duration of one pass that stores a snapshot and trims the journal, in its own thread",
             buckets=SHORT_S,
             registry=to,
         )
@@ -54,7 +54,7 @@ class RetentionMetrics:
 
 
 class ServerMetrics:
-    """Counts; `PoolGauges` beside it reads what there is to read at a scrape."""
+    """Counters and histograms of the server; `PoolGauges` computes its values at each scrape."""
 
     def __init__(self) -> None:
         self.registry = to = CollectorRegistry()

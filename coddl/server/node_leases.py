@@ -13,11 +13,11 @@ class NodeLeases:
         self._ends_s: dict[str, float] = {}  # by the steady clock
 
     def renew(self, node: str, steady_s: float) -> None:
-        """Let a node keep its devices for one more lease."""
+        """Renew a node's lease."""
         self._ends_s[node] = steady_s + self.lease_s
 
     def renew_all(self, steady_s: float) -> None:
-        """Let all nodes that have a lease have a whole one."""
+        """Renew all leases."""
         for node in self._ends_s:
             self.renew(node, steady_s)
 
@@ -26,7 +26,7 @@ class NodeLeases:
         self._ends_s.pop(node, None)
 
     def left_s(self, node: str, steady_s: float) -> float | None:
-        """Tell how long a node's lease runs; None if it has none."""
+        """Return how long a node's lease runs; None if it has none."""
         end_s = self._ends_s.get(node)
         return None if end_s is None else max(0.0, end_s - steady_s)
 
@@ -35,5 +35,5 @@ class NodeLeases:
         return [node for node, end_s in self._ends_s.items() if end_s <= steady_s]
 
     def next_end_s(self) -> float | None:
-        """Tell when the next lease runs out."""
+        """Return when the next lease runs out."""
         return min(self._ends_s.values(), default=None)

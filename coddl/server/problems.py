@@ -28,7 +28,7 @@ INVALID: Final = 422
 
 
 def status_of(error: UserError) -> int:
-    """Give the HTTP status that an error is answered with."""
+    """Return the HTTP status that an error is answered with."""
     return next((status for kind, status in STATUS.items() if isinstance(error, kind)), INVALID)
 
 

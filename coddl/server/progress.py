@@ -1,4 +1,4 @@
-"""What runs tell of themselves now and then. Soft: kept in memory, for people and for decisions."""
+"""Progress that runs report now and then; kept in memory only, for display and for decisions."""
 
 from collections.abc import Iterable
 

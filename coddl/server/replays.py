@@ -79,7 +79,7 @@ class Replays:
         return name
 
     def find(self, name: str) -> Replay:
-        """Give a replay by its id; raises NotFound."""
+        """Return a replay by its id; raises NotFound."""
         if name not in self._replays:
             raise NotFound(
                 f'replay "{name}" cannot be found',
@@ -165,13 +165,13 @@ def _result(printed: bytes) -> WhatIfResultView | UserError:
 
 
 def _trouble(told: Sequence[str]) -> UserError:
-    """Give the error that the command has written, or its last words if it crashed."""
+    """Return the error that the command has written, or its last output if it crashed."""
     for text in reversed(told):
         found = _json(text)
         error = found.get("error") if isinstance(found, dict) else None
         if isinstance(error, dict) and {"what", "because", "try"} <= error.keys():
             return UserError(*(str(error[part]) for part in ("what", "because", "try")))
-    return UserError("the replay failed", told[-1] if told else "it said nothing", MORE)
+    return UserError("the replay failed", told[-1] if told else "it printed nothing", MORE)
 
 
 def _json(text: str) -> object:

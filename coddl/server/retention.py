@@ -47,7 +47,7 @@ class _File(NamedTuple):
 
 
 def removed(path: Path) -> bool:
-    """Remove a file; tell whether it was there."""
+    """Remove a file; return whether it was there."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def collect(
 
 
 def job_of(name: str) -> int | None:
-    """Tell which job a file of `logs` or `metrics` is of; None: of none."""
+    """Return which job a file of `logs` or `metrics` is of; None: of none."""
     number = name.partition(".")[0]
     return int(number) if number.isdecimal() else None
 

@@ -22,7 +22,7 @@ By = Annotated[
         alias=BY_HEADER,
         max_length=64,
         pattern=r"^[^\x00-\x1f]*$",
-        description="User who makes the request.",
+        description="User that makes the request.",
     ),
 ]
 

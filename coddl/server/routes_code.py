@@ -7,17 +7,17 @@ from coddl.server.server import Server
 
 
 def routes(server: Server) -> APIRouter:
-    """Give the routes of submitted folders."""
+    """Return the routes of submitted folders."""
     router = APIRouter(tags=["code"])
 
     @router.head("/code/{name}")
     async def has(name: str) -> Response:
-        """Tell whether an archive is there."""
+        """Return whether an archive is there."""
         return Response(status_code=200 if server.archives.claim(name) else 404)
 
     @router.get("/code/{name}", response_class=FileResponse)
     async def get(name: str) -> FileResponse:
-        """Give an archive."""
+        """Return an archive."""
         return FileResponse(server.archives.find(name), media_type="application/gzip")
 
     @router.put("/code/{name}", status_code=201, response_class=Response)

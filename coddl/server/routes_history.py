@@ -20,12 +20,12 @@ Since = Annotated[float | None, Query(ge=0, description="Seconds since 1970.")]
 
 
 def routes(server: Server) -> APIRouter:
-    """Give the routes of what has been."""
+    """Return the routes of what has been."""
     router = APIRouter(tags=["history"])
 
     @router.get("/timeline")
     async def timeline(since_s: Since = None, until_s: Since = None) -> rest.TimelineView:
-        """Show which job held how many GPUs, and when; the last hour, unless told otherwise."""
+        """Show which job held how many GPUs, and when; by default in the last hour."""
         until_s = server.clock.wall_s() if until_s is None else until_s
         since_s = until_s - SHOWN_S if since_s is None else since_s
         # Spans are never changed, so that a thread may read them while the pool goes on.

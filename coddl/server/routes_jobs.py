@@ -56,7 +56,7 @@ Key = Annotated[
 
 
 def routes(server: Server) -> APIRouter:
-    """Give the routes of jobs."""
+    """Return the routes of jobs."""
     router = APIRouter(tags=["jobs"])
     _add_submit(router, server)
     _add_listing(router, server)
@@ -171,7 +171,7 @@ def _add_reading(router: APIRouter, server: Server) -> None:
 
     @router.get("/jobs/{job}/explain")
     async def explain_job(job: str) -> rest.ExplainView:
-        """Say why a job is where it is, and how it came there."""
+        """Return why a job is where it is, and how it came there."""
         number = server.find(job).id
         seen = await asyncio.to_thread(server.journal.newest, STORY_MAX, number)
         story = [(seq, at_s, it) for seq, at_s, it in seen if not isinstance(it, UnreadableRecord)]
@@ -204,7 +204,7 @@ def _add_reading(router: APIRouter, server: Server) -> None:
 
 
 def _profile_of(state: JobState) -> TrainingProfile:
-    """Give what a job has measured of its training; raises NotFound."""
+    """Return what a job has measured of its training; raises NotFound."""
     if state.profile is None:
         raise NotFound(
             f'job {state.id} "{state.spec.name}" has no profile',
@@ -233,7 +233,7 @@ def _add_actions(router: APIRouter, server: Server) -> None:
 
     @router.post("/jobs/{job}:resume", status_code=202)
     async def resume(job: str, by: By = "") -> rest.JobView:
-        """Let a suspended job be scheduled again."""
+        """Make a suspended job schedulable again."""
         number = server.find_active(job, "resumed").id
         return await done(number, JobResumed(number, by))
 

@@ -37,7 +37,7 @@ from coddl.server.warm_up import warm_up
 
 
 def routes(server: Server) -> APIRouter:
-    """Give the routes of the pool."""
+    """Return the routes of the pool."""
     router = APIRouter(tags=["pool"])
     _add_nodes(router, server)
     _add_engine(router, server)
@@ -60,14 +60,14 @@ def routes(server: Server) -> APIRouter:
 
     @router.get("/access")
     async def access(request: Request) -> rest.AccessView:
-        """Tell what the token of this request may do."""
+        """Return the rights of this request's token."""
         return rest.AccessView(access=request.scope[ACCESS])
 
     return router
 
 
 def name_order(name: str) -> list[str | int]:
-    """Give what names are ordered by, so that node-2 comes before node-10."""
+    """Return what names are ordered by, so that node-2 comes before node-10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
 
 
@@ -98,7 +98,7 @@ def _add_nodes(router: APIRouter, server: Server) -> None:
 
     @router.post("/nodes/{node}:drain", status_code=202)
     async def drain(node: str, by: By = "", within_s: WithinSeconds = None) -> rest.NodeView:
-        """Have nothing new started on a node, and what runs there moved away.
+        """Start nothing new on a node, and move its jobs away.
 
         After `within_s` nothing runs there any more: what can't move is saved and stopped.
         """
@@ -133,7 +133,7 @@ def _add_engine(router: APIRouter, server: Server) -> None:
 
     @router.post("/engine")
     async def report(report: EngineReport) -> rest.EngineOrdersView:
-        """Tell which nodes an engine has; answers how many to acquire and which to release."""
+        """Report an engine's nodes; the response says how many to acquire and which to release."""
         server.engine_trouble = report.trouble
         server.engine_notes = _news(server.pool, report)
         told = EngineReported(
@@ -153,7 +153,7 @@ def _add_engine(router: APIRouter, server: Server) -> None:
 
 
 def _news(pool: Pool, report: EngineReport) -> list[str]:
-    """Give the notes of a report, less what nodes waited for that have joined since."""
+    """Return the notes of a report, less what nodes waited for that have joined since."""
     joined = [n.name for n in report.nodes if n.state == "starting" and n.name in pool.nodes]
     return [
         note for note in report.notes if not note.startswith(tuple(f"node {n}: " for n in joined))
@@ -173,7 +173,7 @@ def _add_policy(router: APIRouter, server: Server) -> None:
 
     @router.put("/policy")
     async def choose(change: rest.PolicyChange, by: By = "") -> rest.PolicyView:
-        """Share devices by another rule from now on; nobody loses a step."""
+        """Switch the policy or the placement; no job loses a step."""
         chosen = PolicyChosen(change.policy or server.pool.policy, by, change.placement)
         await asyncio.to_thread(warm_up, chosen, server.stability, server.registry)
         await server.ask(lambda _pool: (chosen,))
@@ -200,18 +200,18 @@ def _add_events(router: APIRouter, server: Server) -> None:
 
 
 def probes(server: Server) -> APIRouter:
-    """Give what is asked by those who watch over the server."""
+    """Return the routes for monitoring the server."""
     router = APIRouter(tags=["probes"])
 
     @router.get("/healthz")
     async def healthz(response: Response) -> dict[str, str]:
-        """Tell whether the server is alive."""
+        """Return whether the server is alive."""
         response.status_code = 200 if server.failure is None else 500
         return {"status": "ok" if server.failure is None else "the control loop has stopped"}
 
     @router.get("/readyz")
     async def readyz(response: Response) -> rest.ReadyView:
-        """Tell whether the server decides: its kernels are compiled."""
+        """Return whether the server decides: its kernels are compiled."""
         waits_for = server.waits_for()
         response.status_code = 503 if waits_for else 200
         unsaved = views.unsaved(server.pool)
@@ -228,12 +228,12 @@ def probes(server: Server) -> APIRouter:
 
     @router.get("/version")
     async def version() -> rest.VersionView:
-        """Tell what the server is."""
+        """Return the versions of the server and of its protocol."""
         return rest.VersionView(version=__version__, protocol=PROTOCOL)
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Tell Prometheus how the pool is doing."""
+        """Return the metrics in Prometheus' text format."""
         gauges = CollectorRegistry()
         gauges.register(PoolGauges(server.pool, server.progress))
         text = generate_latest(server.metrics.registry) + generate_latest(gauges)

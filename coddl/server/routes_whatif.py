@@ -7,7 +7,7 @@ from coddl.server.server import Server
 
 
 def routes(server: Server) -> APIRouter:
-    """Give the routes of replays."""
+    """Return the routes of replays."""
     router = APIRouter(tags=["whatif"])
 
     @router.post("/whatif", status_code=202)
@@ -19,7 +19,7 @@ def routes(server: Server) -> APIRouter:
 
     @router.get("/whatif/{id}")
     async def show(id: str) -> rest.WhatIfView:
-        """Tell how a replay is doing, or what has come of it."""
+        """Return the progress of a replay, or its result."""
         return server.replays.find(id).view()
 
     return router

@@ -1,7 +1,7 @@
 """The server: asyncio around the control loop. One task owns the loop; the others feed it.
 
 Nothing is awaited between an event and the journal: all that has come is handled in one turn, in
-this thread. So whoever reads the pool here sees what the journal has, never more.
+this thread. So a reader of the pool sees what the journal has, never more.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from coddl.server.agent_sessions import GOING_AWAY, LEASE_OVER, AgentSessions
 from coddl.server.clock import Clock
 from coddl.server.code_store import CodeStore
 from coddl.server.folding import JournalEntry
-from coddl.server.history import History
+from coddl.server.history import JobHistory
 from coddl.server.job_names import JobNames
 from coddl.server.journal import Journal
 from coddl.server.logs import LogStore, set_aside
@@ -71,7 +71,7 @@ BEATS_PER_LEASE: Final = 24
 BEAT_EVERY_MAX_S: Final = 5.0
 REST_S_MAX: Final = 10.0  # agents try to come back every 5 seconds, at least
 RETRY_S: Final = 1.0  # between attempts to write down what must not be lost
-SWIFT_S: Final = 0.02  # a turn that takes longer shall not be waited for
+SWIFT_S: Final = 0.02  # after a turn that takes longer, requests do not wait for conclusions
 NAMES_SHOWN: Final = 8  # of a cluster's nodes, in the log
 BREATH_S: Final = 0.005  # for answers to leave before conclusions are drawn
 
@@ -112,7 +112,7 @@ class Server:
         self.sessions = AgentSessions()
         self.archives = CodeStore(folder / "code")
         self.happened = Notifier()
-        # Why what brings nodes does not answer; None: it was not heard of yet.
+        # Why the engine does not answer; None: it has not reported yet.
         self.engine_trouble: str | None = None
         self.engine_notes: list[str] = []  # why its nodes leave, or do not come
         self._told_problems: frozenset[str] = frozenset()  # in the log
@@ -131,7 +131,7 @@ class Server:
         self.metric_log = MetricLog(folder / "metrics")
         self.replays = Replays(replay, folder)
         self._names = JobNames(self.pool)
-        self.history = History(journal)
+        self.history = JobHistory(journal)
         self._printed: dict[int, Notifier] = {}
         folders = UpkeepFolders(folder / "logs", folder / "metrics")
         self.upkeep: ServerUpkeep = Upkeep(self, folders, retention, self._put_from_thread)
@@ -166,7 +166,7 @@ class Server:
             self._loop.close()
 
     def follow(self, policy: str, placement: str = "") -> None:
-        """Have the pool follow a policy and a placement from the start; empty: as it was.
+        """Set the policy and the placement before the server starts; empty: as they were.
 
         Raises UserError if there is none such.
         """
@@ -201,19 +201,19 @@ class Server:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Nodes that were not heard of since the server was restarted."""
+        """Nodes that have not reported since the server was restarted."""
         return self._loop.control.awaited
 
     def waits_for(self) -> list[str]:
-        """Say what is missing before the server decides."""
+        """Return what is missing before the server decides."""
         return [] if self._is_warm else ["kernels to be compiled"]
 
     def find(self, job: str) -> JobState:
-        """Give a job by number or name, of the history if it has left memory; raises NotFound."""
+        """Return a job by number or name, of the history if it has left memory; raises NotFound."""
         return self._names.find(self.pool, job) or self.history.find(job)
 
     def find_active(self, job: str, wanted: str) -> JobState:
-        """Give a job that is `wanted`, for example cancelled; raises Conflict if it has ended."""
+        """Return a job that is `wanted`, for example cancelled; raises Conflict if it has ended."""
         return alive(self.find(job), wanted)
 
     def job_view(self, job: JobState) -> rest.JobView:
@@ -244,20 +244,20 @@ class Server:
     # Requests of routes and sessions.
 
     def put(self, ask: LoopRequest) -> None:
-        """Have something handled."""
+        """Queue a request for the control loop."""
         self._queue.append(ask)
         self._news.set()
 
     def _put_from_thread(self, ask: LoopRequest) -> None:
-        """Have something handled that a thread asks for."""
+        """Queue a request from another thread."""
         self._threads_loop.call_soon_threadsafe(self.put, ask)
 
     async def ask(self, events: Events, once: IdempotentRequest | None = None) -> str:
-        """Have something handled, and wait until it is safe; raises UserError, or InternalError."""
+        """Queue events and wait until they are committed; raises UserError, or InternalError."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def reply(reply: Reply) -> None:
-            if not future.done():  # whoever asked may have hung up
+            if not future.done():  # the client may have disconnected
                 future.set_result(reply)
 
         self.put(LoopRequest(events, reply, once))
@@ -270,11 +270,11 @@ class Server:
                 raise InternalError from error
 
     def renew(self, node: str) -> None:
-        """Let a node keep its devices for one more lease."""
+        """Renew a node's lease."""
         self._leases.renew(node, self.steady_s())
 
     def hear_progress(self, agent: wire.Hello, runs: Iterable[wire.RunProgress]) -> None:
-        """Take in how runs are doing, by the word of an agent."""
+        """Take in the progress of runs, as reported by an agent."""
         told, now_s = [], self.clock.wall_s()
         for run in runs:
             told.append(report := RunReported(agent.node, agent.boot, run.progressed))
@@ -301,7 +301,7 @@ class Server:
     # What the control loop tells.
 
     def publish(self, entries: Sequence[JournalEntry]) -> None:
-        """Let everybody know what has happened."""
+        """Publish committed records to streams, logs and metrics."""
         for each in entries:
             if isinstance(each.record, JobSubmitted):
                 self._names.add(each.record.job, each.record.spec.name)
@@ -321,7 +321,7 @@ class Server:
                     del self._printed[job]
 
     def _look_up(self, node: str) -> None:
-        """Tell what may be a mistake: a node is not described, or differs from others."""
+        """Log what may be a mistake: a node is not described, or differs from others."""
         if self.site is not None and node not in {each.name for each in self.site.nodes}:
             names = ", ".join(each.name for each in self.site.nodes[:NAMES_SHOWN])
             log.warning("node_not_in_cluster_file", node=node, named=names)
@@ -331,7 +331,7 @@ class Server:
         self._told_problems = frozenset(found)
 
     def tell(self, nodes: frozenset[str]) -> None:
-        """Have these nodes told their orders."""
+        """Send these nodes their orders."""
         for node in sorted(nodes):  # in the same order whenever the same happens
             if (session := self.sessions.of(node)) is not None:
                 session.tell_orders()
@@ -355,7 +355,7 @@ class Server:
         log.error("server_bug", error=repr(error), exc_info=error)
 
     def restore(self) -> list[Event]:
-        """Give what a fold does not know: who is silent, who holds what, how runs are doing."""
+        """Return facts that are not in the journal: silent nodes, held slots, progress of runs."""
         events: list[Event] = [
             NodeSilent(node.name, node.boot)
             for node in self.pool.nodes.values()
@@ -435,7 +435,7 @@ class Server:
             self.put(fact(Woke()))
 
     def _patience_s(self) -> float | None:
-        """Tell how long nothing has to be done unless something comes."""
+        """Return the seconds until the next timer; None if there is none."""
         steady_s = self.steady_s()
         due_s = [end for end in (self._leases.next_end_s(), self._turn_at_s) if end is not None]
         if self._wake_at_s is not None and self._wake_at_s != self._woken_for_s:
@@ -446,7 +446,7 @@ class Server:
     def _await_agents(self) -> None:
         """Give the agents that were there a lease's time to come back.
 
-        Within a few tries to reach us most do: nobody is resized because one was slower.
+        Most come back within a few attempts; no job is resized because one agent was slower.
         """
         up = [node.name for node in self.pool.nodes.values() if node.is_up]
         for node in up:

@@ -46,7 +46,7 @@ class _Part(msgspec.Struct, frozen=True, omit_defaults=True):
     slots: list[SlotState] = []
 
 
-class Snapshot(NamedTuple):
+class DecodedSnapshot(NamedTuple):
     """What was read."""
 
     version: str
@@ -97,7 +97,7 @@ def encoded_snapshot(
     return b"".join([*packed, packer.flush()])
 
 
-def decoded_snapshot(body: bytes, rest: Callable[[], None] = _no_rest) -> Snapshot | None:
+def decoded_snapshot(body: bytes, rest: Callable[[], None] = _no_rest) -> DecodedSnapshot | None:
     """Read a snapshot; None: it can't be read."""
     try:
         lines = io.BytesIO(zlib.decompress(body))
@@ -113,11 +113,11 @@ def decoded_snapshot(body: bytes, rest: Callable[[], None] = _no_rest) -> Snapsh
             rest()
     except (zlib.error, msgspec.DecodeError):
         return None
-    return Snapshot(head.version, head.at_s, recording) if count == head.parts else None
+    return DecodedSnapshot(head.version, head.at_s, recording) if count == head.parts else None
 
 
 def base_of(reader: JournalReader, rest: Callable[[], None] = _no_rest) -> FoldBase | None:
-    """Give where a fold of a journal begins; None: it was trimmed, and no snapshot can be read.
+    """Return where a fold of a journal begins; None: it was trimmed, and no snapshot can be read.
 
     The newest snapshot that this version wrote; else the first record; else, if that was trimmed,
     the newest snapshot that can be read at all.

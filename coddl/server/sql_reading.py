@@ -24,7 +24,7 @@ class SqlReader:
     def lines(
         self, after: int, limit: int, job: int | None = None, *, without: Collection[str] = ()
     ) -> list[StoredRecord]:
-        """Give the oldest lines after a number, less some kinds; of a job if one is named."""
+        """Return the oldest lines after a number, less some kinds; of a job if one is named."""
         query = select(records).where(records.c.seq > after)
         if job is not None:
             query = self._of_job(job).where(record_jobs.c.seq > after)
@@ -42,7 +42,7 @@ class SqlReader:
         only: Collection[str] = (),
         before: int | None = None,
     ) -> list[StoredRecord]:
-        """Give the newest lines before a number, in order; of a job if one is named.
+        """Return the newest lines before a number, in order; of a job if one is named.
 
         Less some kinds, or of some kinds only.
         """
@@ -55,12 +55,12 @@ class SqlReader:
             return [StoredRecord(*row) for row in rows][::-1]
 
     def first_seq(self) -> int:
-        """Give the number of the oldest line that is left; 0 if there is none."""
+        """Return the number of the oldest line that is left; 0 if there is none."""
         with self._engine.connect() as connection:
             return connection.execute(select(func.min(records.c.seq))).scalar() or 0
 
     def last_seq(self) -> int:
-        """Give the number of the newest line; 0 if there is none."""
+        """Return the number of the newest line; 0 if there is none."""
         with self._engine.connect() as connection:
             return connection.execute(select(func.max(records.c.seq))).scalar() or 0
 
@@ -71,13 +71,13 @@ class SqlReader:
             return StoredAnswer(*row) if row else None
 
     def stored_snapshots(self) -> Iterator[StoredSnapshot]:
-        """Give the stored snapshots, newest first."""
+        """Return the stored snapshots, newest first."""
         with self._engine.connect() as connection:
             rows = connection.execute(select(snapshots).order_by(snapshots.c.seq.desc())).all()
         return (StoredSnapshot(*row) for row in rows)
 
     def history(self, wanted: HistoryQuery, limit: int) -> list[HistoryRow]:
-        """Give jobs of the history, by falling number."""
+        """Return jobs of the history, by falling number."""
         # The sum keeps SQLite from going through all numbers where the index of ends is what helps.
         number = history.c.job if wanted.since_s is None else history.c.job + 0
         query = select(history).order_by(number.desc()).limit(limit)
@@ -86,12 +86,12 @@ class SqlReader:
             return [HistoryRow(*row) for row in rows]
 
     def notes(self) -> Mapping[str, str]:
-        """Give what is noted about the journal as a whole."""
+        """Return what is noted about the journal as a whole."""
         with self._engine.connect() as connection:
             return {key: value for key, value in connection.execute(select(meta))}
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the database connection."""
         self._engine.dispose()
 
     @staticmethod

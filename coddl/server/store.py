@@ -48,7 +48,7 @@ class HistoryRow(NamedTuple):
     user: str
     queue: str
     program: str
-    signature: str  # of what it trained; empty: it did not tell
+    signature: str  # of what it trained; empty: not reported
     phase: str  # in which it ended
     submitted_s: float
     started_s: float | None  # None: it never started
@@ -74,24 +74,24 @@ class JournalReader(Protocol):
     """A journal that is read. Safe from any thread."""
 
     def first_seq(self) -> int:
-        """Give the number of the oldest line that is left; 0 if there is none."""
+        """Return the number of the oldest line that is left; 0 if there is none."""
 
     def last_seq(self) -> int:
-        """Give the number of the newest line; 0 if there is none."""
+        """Return the number of the newest line; 0 if there is none."""
 
     def lines(
         self, after: int, limit: int, job: int | None = None, *, without: Collection[str] = ()
     ) -> list[StoredRecord]:
-        """Give the oldest lines after a number, less some kinds; of a job if one is named."""
+        """Return the oldest lines after a number, less some kinds; of a job if one is named."""
 
     def stored_snapshots(self) -> Iterator[StoredSnapshot]:
-        """Give the stored snapshots, newest first."""
+        """Return the stored snapshots, newest first."""
 
     def history(self, wanted: HistoryQuery, limit: int) -> list[HistoryRow]:
-        """Give jobs of the history, by falling number."""
+        """Return jobs of the history, by falling number."""
 
     def notes(self) -> Mapping[str, str]:
-        """Give what is noted about the journal as a whole."""
+        """Return what is noted about the journal as a whole."""
 
 
 class JournalStore(JournalReader, Protocol):
@@ -114,7 +114,7 @@ class JournalStore(JournalReader, Protocol):
         only: Collection[str] = (),
         before: int | None = None,
     ) -> list[StoredRecord]:
-        """Give the newest lines before a number, in order; of a job if one is named.
+        """Return the newest lines before a number, in order; of a job if one is named.
 
         Less some kinds, or of some kinds only.
         """
@@ -125,8 +125,11 @@ class JournalStore(JournalReader, Protocol):
     def forget_answers(self, before_s: float) -> None:
         """Drop the answers that are older."""
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Store a snapshot, and drop all but the one before; raises JournalFull."""
+    def save_snapshot(self, snapshot: StoredSnapshot, made_from: int | None = None) -> None:
+        """Store a snapshot; drop all but the one it was made from, or the one before.
+
+        Raises JournalFull.
+        """
 
     def save_history(self, rows: Sequence[HistoryRow]) -> None:
         """Store jobs in the history, in place of rows with their numbers; raises JournalFull."""
@@ -138,4 +141,4 @@ class JournalStore(JournalReader, Protocol):
         """Note something about the journal as a whole; raises JournalFull."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the store."""

@@ -1,4 +1,4 @@
-"""A journal in memory: for tests and trials. It can be told to be full."""
+"""A journal in memory: for tests and trials. It can simulate a full disk."""
 
 import threading
 from bisect import bisect_right
@@ -49,7 +49,7 @@ class MemoryStore:
     def lines(
         self, after: int, limit: int, job: int | None = None, *, without: Collection[str] = ()
     ) -> list[StoredRecord]:
-        """Give the oldest lines after a number, less some kinds; of a job if one is named."""
+        """Return the oldest lines after a number, less some kinds; of a job if one is named."""
         with self._lock:
             if job is None:
                 start = bisect_right(self._lines, after, key=lambda line: line.seq)
@@ -68,7 +68,7 @@ class MemoryStore:
         only: Collection[str] = (),
         before: int | None = None,
     ) -> list[StoredRecord]:
-        """Give the newest lines before a number, in order; of a job if one is named.
+        """Return the newest lines before a number, in order; of a job if one is named.
 
         Less some kinds, or of some kinds only.
         """
@@ -83,12 +83,12 @@ class MemoryStore:
             return list(islice(kept, max(limit, 0)))[::-1]
 
     def first_seq(self) -> int:
-        """Give the number of the oldest line that is left; 0 if there is none."""
+        """Return the number of the oldest line that is left; 0 if there is none."""
         with self._lock:
             return self._lines[0].seq if self._lines else 0
 
     def last_seq(self) -> int:
-        """Give the number of the newest line; 0 if there is none."""
+        """Return the number of the newest line; 0 if there is none."""
         return self._lines[-1].seq if self._lines else 0
 
     def answer(self, key: str) -> StoredAnswer | None:
@@ -102,16 +102,21 @@ class MemoryStore:
             self._answers = {k: a for k, a in self._answers.items() if a.at_s >= before_s}
 
     def stored_snapshots(self) -> Iterator[StoredSnapshot]:
-        """Give the stored snapshots, newest first."""
+        """Return the stored snapshots, newest first."""
         return reversed(self._snapshots[:])
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Store a snapshot, and drop all but the one before; raises JournalFull."""
+    def save_snapshot(self, snapshot: StoredSnapshot, made_from: int | None = None) -> None:
+        """Store a snapshot; drop all but the one it was made from, or the one before.
+
+        Raises JournalFull.
+        """
         self._check_room()
-        self._snapshots = [*(p for p in self._snapshots if p.seq != snapshot.seq), snapshot][-2:]
+        others = [each for each in self._snapshots if each.seq != snapshot.seq]
+        kept = [each for each in others if each.seq == made_from] or others[-1:]
+        self._snapshots = [*kept, snapshot]
 
     def history(self, wanted: HistoryQuery, limit: int) -> list[HistoryRow]:
-        """Give jobs of the history, by falling number."""
+        """Return jobs of the history, by falling number."""
         with self._lock:
             rows = sorted(self._history.values(), reverse=True)
         return list(islice((row for row in rows if _is_wanted(row, wanted)), limit))
@@ -132,7 +137,7 @@ class MemoryStore:
                 self._by_job[job] = [each for each in self._by_job.get(job, []) if each != seq]
 
     def notes(self) -> Mapping[str, str]:
-        """Give what is noted about the journal as a whole."""
+        """Return what is noted about the journal as a whole."""
         return dict(self._notes)
 
     def note(self, notes: Mapping[str, str]) -> None:
@@ -141,14 +146,14 @@ class MemoryStore:
         self._notes |= notes
 
     def close(self) -> None:
-        """Let go of it: there is nothing to let go of."""
+        """Close the store; there is nothing to release."""
 
     def _line(self, seq: int) -> StoredRecord:
         return self._lines[bisect_right(self._lines, seq, key=lambda line: line.seq) - 1]
 
     def _check_room(self) -> None:
         if self.is_full:
-            raise JournalFull("the journal cannot be written to", "it was told to be full", "room")
+            raise JournalFull("the journal cannot be written to", "it is set to be full", "room")
 
 
 def _is_wanted(row: HistoryRow, wanted: HistoryQuery) -> bool:

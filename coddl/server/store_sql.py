@@ -18,7 +18,6 @@ from sqlalchemy import (
     create_engine,
     delete,
     event,
-    func,
     insert,
     select,
 )
@@ -37,7 +36,7 @@ from coddl.server.store import (
     StoredSnapshot,
 )
 
-BUSY_S: Final = 5.0  # to wait for whoever reads or copies the file at that moment
+BUSY_S: Final = 5.0  # to wait for a process that reads or copies the file at that moment
 PRAGMAS: Final = (
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=FULL",  # a commit that was answered survives a power cut
@@ -46,7 +45,7 @@ PRAGMAS: Final = (
 
 
 def sqlite_url(path: Path) -> URL:
-    """Give the URL of a journal in a file."""
+    """Return the URL of a journal in a file."""
     return URL.create("sqlite", database=str(path))
 
 
@@ -92,12 +91,16 @@ class SqlStore(SqlReader):
         with self._writing() as connection:
             connection.execute(delete(idempotency).where(idempotency.c.at_s < before_s))
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Store a snapshot, and drop all but the one before; raises JournalFull."""
+    def save_snapshot(self, snapshot: StoredSnapshot, made_from: int | None = None) -> None:
+        """Store a snapshot; drop all but the one it was made from, or the one before.
+
+        Raises JournalFull.
+        """
         with self._writing() as connection:
             connection.execute(delete(snapshots).where(snapshots.c.seq == snapshot.seq))
-            older = connection.execute(select(func.max(snapshots.c.seq))).scalar() or 0
-            connection.execute(delete(snapshots).where(snapshots.c.seq < older))
+            numbers = connection.execute(select(snapshots.c.seq)).scalars().all()
+            kept = made_from if made_from in numbers else max(numbers, default=0)
+            connection.execute(delete(snapshots).where(snapshots.c.seq != kept))
             connection.execute(insert(snapshots), snapshot._asdict())
 
     def save_history(self, rows: Sequence[HistoryRow]) -> None:

@@ -27,7 +27,7 @@ def event_stream(events: AsyncIterator[ServerSentEvent]) -> EventSourceResponse:
 async def watch_events(
     server: Server, after: int, job: int | None, first: list[ReadEntry]
 ) -> AsyncIterator[ServerSentEvent]:
-    """Give records, then those that come; `first` has what came up to `after`."""
+    """Yield records, then those that come; `first` has what came up to `after`."""
     page = first
     while not server.is_closing:
         for entry in page:
@@ -43,7 +43,7 @@ async def watch_events(
 async def follow_logs(
     server: Server, job: int, wanted: LogQuery, tail: int | None
 ) -> AsyncIterator[ServerSentEvent]:
-    """Give a job's lines, then those that it prints, and `end` when it is over."""
+    """Yield a job's lines, then those that it prints, and `end` when it is over."""
     reader = await asyncio.to_thread(server.logs.read, job, wanted)
     with contextlib.closing(reader):
         page = [] if tail is None else await asyncio.to_thread(reader.last, tail)

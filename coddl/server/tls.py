@@ -27,7 +27,7 @@ class Certificate:
     ca: str  # the file that verifies it; empty: this machine's CAs
 
     def is_for(self, host: str) -> bool:
-        """Tell whether clients accept it from a server of that name."""
+        """Return whether clients accept it from a server of that name."""
         try:
             _handshake(self.context, trusted(self.ca), host)
         except ssl.SSLCertVerificationError:
@@ -86,7 +86,7 @@ def _names(context: ssl.SSLContext, ca: str) -> tuple[str, ...]:
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> Mapping[str, object]:
-    """Have a client meet a server in memory, and give the certificate as the client sees it."""
+    """Run a TLS handshake in memory, and return the certificate as the client sees it."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         client.wrap_bio(to_client, to_server, server_hostname=host),

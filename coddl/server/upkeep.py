@@ -56,13 +56,13 @@ class UpkeepHost(Protocol):
 
 
 class ServerUpkeep(Protocol):
-    """What keeps a server small, beside its control loop."""
+    """Background work that bounds a server's memory and disk use."""
 
     def start(self) -> None:
         """Begin."""
 
     def wake(self) -> None:
-        """Have a pass made soon."""
+        """Request a pass soon."""
 
     def close(self) -> None:
         """End; a pass that is not done is left."""
@@ -107,7 +107,7 @@ class Upkeep:
         self._thread.start()
 
     def wake(self) -> None:
-        """Have a pass made soon, unless one has just failed."""
+        """Request a pass soon, unless one has just failed."""
         if time.monotonic() >= self._retry_at_s:
             self._is_wanted.set()
 
@@ -156,7 +156,7 @@ class Upkeep:
             self._tell("events", done.removed)
 
     def collect(self) -> None:
-        """Remove what is old enough, beside the journal's records."""
+        """Remove files, nodes and stored answers that are old enough."""
         host, rules, now_s = self._host, self._rules, time.time()
         host.journal.forget_answers(host.clock.wall_s() - ANSWERS_KEPT_S)
         self._ask(lambda pool: tuple(gone_nodes(pool, host.clock.wall_s(), rules.nodes_s)))
@@ -190,11 +190,11 @@ class Upkeep:
         log.info("retention_removed", what=what, count=count, **more)
 
     def _forget(self, jobs: Sequence[int]) -> None:
-        """Have the control loop forget jobs that the history has."""
+        """Remove jobs that are in the history from the control loop's memory."""
         self._ask(lambda _pool: (JobsForgotten(tuple(jobs)),))
 
     def _ask(self, events: Events) -> None:
-        """Have events handled, and wait until they are in the journal; raises what refused them."""
+        """Submit events and wait until they are in the journal; raises if they are refused."""
         replies: list[Reply] = []
         self._put(LoopRequest(events, replies.append))
         while not replies:

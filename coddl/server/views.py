@@ -59,7 +59,7 @@ def job_view(
     now_s: float,
     awaited: Collection[str] = (),
 ) -> rest.JobView:
-    """Show a job as it stands; `awaited`: nodes not heard of since the server was restarted.
+    """Show a job as it stands; `awaited`: nodes without a report since the server's restart.
 
     A job that waits for its turn makes no step, and should not: it does not stand still.
     """
@@ -119,7 +119,7 @@ def job_view(
 
 
 def described_job(pool: Pool, job: JobState, view: rest.JobView) -> rest.JobView:
-    """Add what only those see who look at one job: how fast it is at which size."""
+    """Add the fields shown only for a single job: its speed at each size."""
     if not job.spec.is_elastic:
         return view
     return view.model_copy(update={"speeds": _speed_views(speed_rows(pool, job))})
@@ -204,7 +204,7 @@ def _trouble(trouble: r.Trouble | None) -> rest.TroubleView | None:
 
 
 def events_removed(journal: Journal, job: JobState) -> str:
-    """Say that a job's oldest events were removed; empty if they were not."""
+    """Return a note that a job's oldest events were removed; empty if they were not."""
     begin = journal.begin()
     if begin is None or begin.at_s <= job.submitted_s:
         return ""
@@ -228,7 +228,7 @@ def explain_view(explanation: Explanation, job: rest.JobView, removed: str) -> r
 
 
 def effect_view(effect: Effect) -> rest.EffectView:
-    """Show what would become of a job's share."""
+    """Show how a job's share would change."""
     return rest.EffectView(**effect._asdict())
 
 
@@ -258,7 +258,7 @@ def event_view(entry: ReadEntry, unit: str, job: int | None = None) -> rest.Even
 
 
 def _detail(record: r.Record) -> dict[str, Any]:  # Any: JSON
-    """Give what a record holds, less what is bulky and what may be secret."""
+    """Return what a record holds, less what is bulky and what may be secret."""
     found: dict[str, Any] = msgspec.to_builtins(record, str_keys=True)
     for name in BULKY:
         found.pop(name, None)
@@ -422,7 +422,7 @@ def plugin_problems(pool: Pool, registry: Registry) -> list[str]:
 
 
 def unsaved(pool: Pool) -> list[str]:
-    """Say which jobs' state can't be saved."""
+    """Return which jobs' state can't be saved."""
     return [
         f'job {job.id} "{job.spec.name}": {job.unsaved_sentence}'
         for job in pool.live_jobs()

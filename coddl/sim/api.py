@@ -126,5 +126,5 @@ def _measured(path: Path) -> str:
         raise UserError(f"{path} cannot be read", f"{because}", COSTS) from None
     if not isinstance(found, str):
         because = "no job of that pool has given up its GPUs and come back"
-        raise UserError(f"{path} tells no costs", because, "stall:0.2, or coddl costs later on")
+        raise UserError(f"{path} contains no costs", because, "stall:0.2, or coddl costs later on")
     return found

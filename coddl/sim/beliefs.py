@@ -33,7 +33,7 @@ class Beliefs:
 
     @property
     def is_fixed(self) -> bool:
-        """Tell whether what a job is taken for stays the same throughout a run."""
+        """Return whether what a job is taken for stays the same throughout a run."""
         return self.learning is None and (self.length is None or self.length.shape[1] == 1)
 
     def left(self, rows: IntColumn, left: FloatColumn, total: FloatColumn) -> FloatColumn:

@@ -49,7 +49,7 @@ class PhillyFailures:
 
     17.2 % of the jobs have an error, which strikes again at each retry: half of them early
     (log-normal), larger jobs more often; the others somewhere on their way. 13.5 % are killed by
-    their user, somewhere on their way, too. Among those so many are long that unsuccessful and
+    their user, somewhere on their way, too. Of those, enough are long that unsuccessful and
     killed jobs take as much of the GPU-time as published. Hardware fails now and then, after so
     much GPU-time in the mean; the job goes on from its last checkpoint.
     """

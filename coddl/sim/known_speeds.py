@@ -82,7 +82,7 @@ def estimated_steps(
 ) -> dict[int, Steps]:
     """Replay steps of these curves at the sizes at which tables are measured.
 
-    A model's links are calibrated on all the others whose parameters are known. Unless it is told
+    A model's links are calibrated on all the others whose parameters are known. If it is not given
     which models are recurrent, the calibration takes all for alike.
     """
     measured = {

@@ -53,7 +53,7 @@ class LearnedSpeeds:
         self._believed = curve.copy()  # by job: the number of what is believed of it
 
     def is_new(self, rows: IntColumn, sizes: IntColumn) -> IntColumn:
-        """Give those of the rows that have not made a step at these sizes, as positions."""
+        """Return those of the rows that have not made a step at these sizes, as positions."""
         believed, at = self._believed[rows], self._columns(sizes)
         return np.flatnonzero(self._after[believed, at] != believed)
 
@@ -70,7 +70,7 @@ class LearnedSpeeds:
             self._believed[rows[at]] = self._after[believed, size]
 
     def table(self, rows: IntColumn) -> tuple[Speeds, IntColumn]:
-        """Give the curves that are believed of these jobs, and the row of each job in them."""
+        """Return the curves that are believed of these jobs, and the row of each job in them."""
         different, curve = np.unique(self._believed[rows], return_inverse=True)
         models, step_s = self._model[different], np.take(self._step_s, different, axis=0)
         return as_speeds(self._learning.truth, models, step_s), curve.reshape(-1)
@@ -79,7 +79,7 @@ class LearnedSpeeds:
         return np.minimum(sizes, self._step_s.shape[1] - 1)
 
     def _number(self, model: int, visited: frozenset[int]) -> int:
-        """Give the number of a belief, which is worked out when it is first asked for."""
+        """Return the number of a belief, which is worked out when it is first asked for."""
         if (found := self._numbers.get((model, visited))) is not None:
             return found
         number = self._numbers[model, visited] = len(self._visited)

@@ -163,7 +163,7 @@ class StepLoop:
 
     @property
     def _has_jobs(self) -> bool:
-        """Tell whether a job is in the system, or still to come."""
+        """Return whether a job is in the system, or still to come."""
         counts = self._world.counts
         return bool(counts[ACTIVE] > 0 or counts[ARRIVED] < self._world.jobs.size)
 
@@ -200,7 +200,7 @@ class StepLoop:
             world.clock[WAKE] = min(world.clock[WAKE], next_s)
 
     def _use(self, numbers: tuple[int, ...]) -> bool:
-        """Let the scheduler see these nodes and no others; tell whether that is a change."""
+        """Let the scheduler see these nodes and no others; return whether that is a change."""
         before, after = self._ready, np.array(numbers, np.int64)
         if np.array_equal(before, after):
             return False

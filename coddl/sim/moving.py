@@ -80,6 +80,6 @@ class LastNodes:
 
 
 def move_pauses(move_s: tuple[float, float], gpus: IntColumn) -> FloatColumn:
-    """How long jobs with so many GPUs stand still for a move, from what it takes with 1 and 8."""
+    """Pauses of jobs with these numbers of GPUs for a move, from the pauses with 1 and with 8."""
     with_1_s, with_8_s = move_s
     return with_1_s + (with_8_s - with_1_s) / 7.0 * (gpus.astype(np.float64) - 1.0)

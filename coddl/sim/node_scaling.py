@@ -40,7 +40,7 @@ class NodesHeld:
     """The nodes of a run over time."""
 
     gpus: int  # of each node
-    changes: tuple[NodeChange, ...]  # the first tells what the run begins with
+    changes: tuple[NodeChange, ...]  # the first has what the run begins with
 
     def gpu_s(self, until_s: float) -> float:
         """Add up the GPU-time of the nodes, whether jobs held it or not."""
@@ -87,7 +87,7 @@ class NodeScaling:
 
     @property
     def next_s(self) -> float:
-        """Tell when the next nodes are ready, or some have been idle for long enough."""
+        """Return when the next nodes are ready, or some have been idle for long enough."""
         since_s = self._count.surplus_since_s
         idle_s = np.inf if since_s is None else since_s + self.bounds.idle_s
         return min([idle_s, *(node.ready_s for node in self._starting)])
@@ -170,7 +170,7 @@ class NodeScaling:
 
 
 def worth_of(jobs: JobTable, curve: IntColumn, speeds: Speeds, *, rigid: bool) -> IntColumn:
-    """Tell the most GPUs that each job makes good use of: the request under a rigid policy."""
+    """Return the most GPUs that each job makes good use of: the request under a rigid policy."""
     if rigid:
         return jobs.gpus_requested
     widest = speeds.step_s.shape[1] - 1

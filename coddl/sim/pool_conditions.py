@@ -1,4 +1,4 @@
-"""What a recorded pool has beside its jobs: GPUs that come and go, users who change their minds,
+"""What a recorded pool has in addition to its jobs: GPUs that come and go, users' changes of mind,
 and jobs that take time to start and stay small until they were measured.
 """
 
@@ -77,15 +77,15 @@ class PoolEvents:
         return self._gpus
 
     def competes(self, rows: IntColumn) -> BoolColumn:
-        """Tell which of these jobs may have GPUs."""
+        """Return which of these jobs may have GPUs."""
         competes: BoolColumn = ~self._suspended[rows]
         return competes
 
     def as_bounded(self, table: JobTable, now_s: float) -> JobTable:
-        """Give these jobs as a scheduler may treat them now.
+        """Return these jobs as a scheduler may treat them now.
 
         None asks for more GPUs than there are. Until it was measured, a job has its minimum at
-        most. It tells its length when it first
+        most. It reports its length when it first
         trains; until then it is not stopped, as that would cost all it has done.
         """
         floats, ints = table.floats.copy(), table.ints.copy()

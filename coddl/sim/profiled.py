@@ -1,4 +1,4 @@
-"""Models of a simulation whose speeds are replayed from profiles, beside those of a speed table."""
+"""Models of a simulation whose speeds are replayed from profiles, not taken from a speed table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -97,7 +97,7 @@ class EndedByUsers:
     ends_at: FloatColumn  # work that is left then; 0: the job trains to its end
 
     def draw(self, trace: Trace, seed: int) -> TraceWithFaults:  # noqa: ARG002  # nothing is drawn
-        """Give the same ends each time."""
+        """Return the same ends each time."""
         return TraceWithFaults(trace, Faults(np.zeros((1, trace.size)), self.ends_at, np.inf))
 
 

@@ -58,7 +58,7 @@ class Losses(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A policy on a trace on so many GPUs, and how it went for each job."""
+    """A run of a policy on a trace with a number of GPUs, with the result of each job."""
 
     key: RunKey
     trace: Trace

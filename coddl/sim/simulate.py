@@ -73,7 +73,7 @@ class Case:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether the policy alone decides, about shares and nothing else."""
+        """Return whether the policy alone decides, about shares and nothing else."""
         alone = self.cluster is None and self.placement is None
         fixed = self.beliefs is None or self.beliefs.is_fixed
         alike = self.trace.priority is None and self.trace.preemptible is None
@@ -91,8 +91,8 @@ class Watch:
 
     partial: bool = False  # after Ctrl-C, return what has finished so far instead of raising
     stop: threading.Event = field(default_factory=threading.Event)
-    planned: Callable[[int], None] = _ignore  # told how many jobs there are in all
-    progress: Callable[[int], None] = _ignore  # told how many finished since it was last called
+    planned: Callable[[int], None] = _ignore  # called with the total number of jobs
+    progress: Callable[[int], None] = _ignore  # called with how many finished since its last call
 
 
 def chunks_of(
@@ -116,7 +116,7 @@ def chunks_of(
 
 
 def step_loop_of(case: Case, world: World, scaling: NodeScaling | None = None) -> StepLoop:
-    """Give the step-by-step loop of a case, with its nodes as they are at the start."""
+    """Return the step-by-step loop of a case, with its nodes as they are at the start."""
     speeds = case.trace.speeds
     cluster, beliefs = case.cluster or Cluster.of(case.key.gpus), case.beliefs or Beliefs(speeds)
     simulated = SimulatedCluster(cluster, speeds, beliefs, case.quota_gpus, case.reconfigure.move_s)
@@ -139,7 +139,7 @@ def scaling_of(case: Case, world: World) -> NodeScaling | None:
 
 
 def run_case(case: Case, watch: Watch | None = None, *, step_by_step: bool = False) -> Run:
-    """Make one run. A run that was stopped tells what had finished by then."""
+    """Make one run. A run that was stopped has what finished by then."""
     watch = watch or Watch()
     world = world_before(case)
     scaling = scaling_of(case, world)

@@ -125,7 +125,7 @@ class StudySpec:
     first: int | None = None  # only the first jobs
     queue: str | None = None  # None: all on one cluster; "all": a cluster per queue
     speeds: str | Path | None = None
-    profiled: ProfiledModels = field(default_factory=ProfiledModels)  # beside those of `speeds`
+    profiled: ProfiledModels = field(default_factory=ProfiledModels)  # next to those of `speeds`
     servers: Mode | None = None  # mode of parameter servers; None: without
     oversize: Oversize = "error"
     reconfigure: Reconfigure = field(default_factory=Reconfigure)
@@ -212,7 +212,7 @@ class StudySpec:
 
     @property
     def has_nodes(self) -> bool:
-        """Tell whether it matters which GPUs a job has."""
+        """Return whether it matters which GPUs a job has."""
         return bool(self.clusters or self.nodes.ranges)
 
     @property

@@ -48,7 +48,7 @@ class WhatIf:
         return [recorded_run(self.workload), replayed, *(run for run, _ in others)]
 
     def as_data(self) -> dict[str, Any]:  # Any: JSON
-        """Give all of it, for programs."""
+        """Return all of it, for programs."""
         workload, ended = self.workload, self.workload.succeeded
         return {
             "since_s": workload.since_s,
@@ -106,7 +106,7 @@ class WhatIf:
 
     @property
     def sentence(self) -> str:
-        """Say how well the replay explains what has happened, and what it does not know."""
+        """Return how well the replay explains what has happened, and what it does not know."""
         return " ".join([self._explains, *self._caveats])
 
     @property
@@ -157,7 +157,7 @@ class WhatIf:
         return [each for each in found if each]
 
     def _never_ended(self, each: WhatIfRun) -> str:
-        """Say how many of the jobs that are compared a run leaves without an end, if any."""
+        """Return how many of the jobs that are compared a run leaves without an end, if any."""
         count = int((self._counted & ~each.run.succeeded).sum())
         if not count:
             return ""

@@ -46,7 +46,7 @@ from coddl.traces.trace import Trace
     STEP_S,  # seconds per iteration on what is held; inf: none
     READY_S,  # when the preparation of a share ends; inf: none
     FINISH_S,  # predicted; of a finished job, when it was
-    SLOWDOWN,  # a step takes so many times what the table says, where the job is
+    SLOWDOWN,  # step time where the job is, as a multiple of the table's
     PART,  # of its GPUs that it holds: 1/2 where another job shares them
     NEW_SLOWDOWN,  # the same two from the next change on
     NEW_PART,
@@ -86,7 +86,7 @@ NOW, NEXT_CHANGE, WAKE, PREPARE_S, PAUSE_S, CHECKPOINT_S = range(CLOCKS := 6)
 ) = range(COUNTS := 13)
 # What the log tells, first of Log.what.
 ARRIVE, FINISH, SHARE, SWAP, WAKE_UP, MOVE, FAIL = map(kernel_int, range(7))
-NOBODY = kernel_int(-1)
+NO_JOB = kernel_int(-1)
 # How a change of share takes effect: World.counts[MODE].
 STALL, SERIAL, CONCURRENT, UNCANCELLED = range(4)
 
@@ -450,7 +450,7 @@ def advance(world: World) -> bool:
         count[ARRIVED] += 1
     if clock[WAKE] <= now_s:
         clock[WAKE] = np.inf
-        tell(world, WAKE_UP, NOBODY, ZERO)
+        tell(world, WAKE_UP, NO_JOB, ZERO)
     if count[MODE] != STALL:
         swap_what_is_ready(world)
         look_ahead(world)

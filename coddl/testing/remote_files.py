@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coddl.runtime.supervisor.remote_files import RemoteFiles
+from coddl.runtime.supervisor.slots import RemoteFiles
 
 
 @dataclass(slots=True)

@@ -103,6 +103,11 @@ class StoreContract:
             StoredSnapshot(5, 1, b"\x05\x00\xff"),
         ]
 
+    def test_the_picture_that_another_was_made_from_is_kept(self, store: JournalStore) -> None:
+        for seq, made_from in ((3, None), (5, None), (9, 3)):
+            store.save_snapshot(StoredSnapshot(seq, 1, b"a"), made_from)
+        assert [each.seq for each in store.stored_snapshots()] == [9, 3]
+
     def test_a_picture_of_the_same_moment_replaces_the_old_one(self, store: JournalStore) -> None:
         store.save_snapshot(StoredSnapshot(3, 1, b"a"))
         store.save_snapshot(StoredSnapshot(5, 1, b"b"))

@@ -195,7 +195,7 @@ class _Reader:
 
 
 def _is_name(value: object) -> bool:
-    """Tell whether a value names something; YAML reads a rack called 7 as a number."""
+    """Return whether a value names something; YAML reads a rack called 7 as a number."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return False
     return str(value).isprintable() and str(value) != "" and len(str(value)) <= 100

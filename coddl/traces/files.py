@@ -73,9 +73,9 @@ STEP = Constraint(
 def read_trace(path: str | Path, speeds: Speeds | None = None) -> Trace:
     """The jobs of a file in our format, or of a Philly job log, sorted by submission.
 
-    Without `speeds`, they are those of `step_times.csv` or `speeds.csv` beside the file, else those
-    in the package. A job may hold its model's smallest to largest useful share, or what
-    the file says if that is less.
+    Without `speeds`, they are those of `step_times.csv` or `speeds.csv` next to the file, else
+    those in the package. A job may hold its model's smallest to largest useful share, or what the
+    file says if that is less.
     """
     path = Path(path)
     what = f"trace {path} cannot be read"

@@ -1,7 +1,7 @@
 """Rates measured on several kinds of GPU, alone and in pairs: the file of the Gavel artifact.
 
 The JSON object of Gavel (OSDI '20) holds steps per second by kind of GPU, then by
-`('MODEL', GPUS)`, then alone (`"null"`) or beside another job on the same GPUs (both rates). A
+`('MODEL', GPUS)`, then alone (`"null"`) or with another job on the same GPUs (both rates). A
 kind with `_unconsolidated` has its GPUs on different nodes.
 
 A step there is a batch of the size in the model's name, however many GPUs there are: each GPU works
@@ -100,7 +100,7 @@ def _beside_base(base: Rates, other: Rates, models: Sequence[str]) -> list[float
 
 
 def _packed(jobs: Json, alone: Rates, models: Sequence[str]) -> FloatMatrix:
-    """Step time beside each other model over that alone."""
+    """Step time with each other model on the same GPUs, over the step time alone."""
     out = np.full((len(models), len(models)), np.inf)
     place = {model: at for at, model in enumerate(models)}
     for key, pinned_tasks in jobs.items():

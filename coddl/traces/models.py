@@ -1,4 +1,4 @@
-"""Facts on models besides their speed, and what speeds on a given cluster follow from them."""
+"""Facts about models other than speed, and the speeds on a given cluster that follow from them."""
 
 from dataclasses import replace
 from functools import cache

@@ -59,7 +59,7 @@ class FormatError(ValueError):
 
 
 def is_philly(text: str) -> bool:
-    """Tell a job log from our own format: it is a JSON list."""
+    """Return whether a file is a job log, not our own format: it is a JSON list."""
     return text.lstrip()[:1] == "["
 
 

@@ -10,7 +10,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_text(path: Path, what: str) -> str:
-    """The file's text. Gzip is told by content; a byte order mark is dropped."""
+    """The file's text. Gzip is recognised by content; a byte order mark is dropped."""
     data = _unpacked(_bytes_of(path, what), path, what)
     try:
         text = data.decode("utf-8-sig")

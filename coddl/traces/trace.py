@@ -10,7 +10,7 @@ from coddl.core.columns import BoolColumn, FloatColumn, IntColumn
 from coddl.core.errors import UserError
 from coddl.core.speed.table import Speeds
 
-Oversize = Literal["error", "skip", "clamp"]  # what becomes of a job that asks for too much
+Oversize = Literal["error", "skip", "clamp"]  # what to do with a job that asks for too much
 OVERSIZE_TRY: Final[dict[Oversize, str]] = {
     "error": ", or --oversize skip, or --oversize clamp",
     "clamp": ", or --oversize skip",

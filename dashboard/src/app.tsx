@@ -1,4 +1,4 @@
-// The frame of all pages: who is signed in, where one is, and whether the server answers.
+// The frame of all pages: sign-in, navigation, and whether the server answers.
 
 import { useEffect, useMemo, useState } from "react";
 import { DecisionsPage } from "./pages/decisions";

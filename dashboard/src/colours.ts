@@ -1,4 +1,4 @@
-// Colours of jobs: stable by number, told apart by people who are colour-blind (after Okabe and
+// Colours of jobs: stable by number, distinct for colour-blind people (after Okabe and
 // Ito), and with a pattern from the ninth on. Where there is room, the job's name is there, too.
 
 const HUES = ["#2a76b5", "#e3a032", "#23997a", "#cf82b0", "#6cb7e6", "#d0652c", "#e2d562", "#8b7dd3"];

@@ -61,7 +61,7 @@ export interface paths {
         };
         /**
          * Explain Job
-         * @description Say why a job is where it is, and how it came there.
+         * @description Return why a job is where it is, and how it came there.
          */
         get: operations["explain_job_api_v1_jobs__job__explain_get"];
         put?: never;
@@ -183,7 +183,7 @@ export interface paths {
         put?: never;
         /**
          * Resume
-         * @description Let a suspended job be scheduled again.
+         * @description Make a suspended job schedulable again.
          */
         post: operations["resume_api_v1_jobs__job__resume_post"];
         delete?: never;
@@ -263,7 +263,7 @@ export interface paths {
         put?: never;
         /**
          * Drain
-         * @description Have nothing new started on a node, and what runs there moved away.
+         * @description Start nothing new on a node, and move its jobs away.
          *
          *     After `within_s` nothing runs there any more: what can't move is saved and stopped.
          */
@@ -329,7 +329,7 @@ export interface paths {
         put?: never;
         /**
          * Report
-         * @description Tell which nodes an engine has; answers how many to acquire and which to release.
+         * @description Report an engine's nodes; the response says how many to acquire and which to release.
          */
         post: operations["report_api_v1_engine_post"];
         /**
@@ -356,7 +356,7 @@ export interface paths {
         get: operations["policy_api_v1_policy_get"];
         /**
          * Choose
-         * @description Share devices by another rule from now on; nobody loses a step.
+         * @description Switch the policy or the placement; no job loses a step.
          */
         put: operations["choose_api_v1_policy_put"];
         post?: never;
@@ -435,7 +435,7 @@ export interface paths {
         };
         /**
          * Access
-         * @description Tell what the token of this request may do.
+         * @description Return the rights of this request's token.
          */
         get: operations["access_api_v1_access_get"];
         put?: never;
@@ -455,7 +455,7 @@ export interface paths {
         };
         /**
          * Timeline
-         * @description Show which job held how many GPUs, and when; the last hour, unless told otherwise.
+         * @description Show which job held how many GPUs, and when; by default in the last hour.
          */
         get: operations["timeline_api_v1_timeline_get"];
         put?: never;
@@ -575,7 +575,7 @@ export interface paths {
         };
         /**
          * Show
-         * @description Tell how a replay is doing, or what has come of it.
+         * @description Return the progress of a replay, or its result.
          */
         get: operations["show_api_v1_whatif__id__get"];
         put?: never;
@@ -595,7 +595,7 @@ export interface paths {
         };
         /**
          * Get
-         * @description Give an archive.
+         * @description Return an archive.
          */
         get: operations["get_api_v1_code__name__get"];
         /**
@@ -608,7 +608,7 @@ export interface paths {
         options?: never;
         /**
          * Has
-         * @description Tell whether an archive is there.
+         * @description Return whether an archive is there.
          */
         head: operations["has_api_v1_code__name__head"];
         patch?: never;
@@ -623,7 +623,7 @@ export interface paths {
         };
         /**
          * Healthz
-         * @description Tell whether the server is alive.
+         * @description Return whether the server is alive.
          */
         get: operations["healthz_healthz_get"];
         put?: never;
@@ -643,7 +643,7 @@ export interface paths {
         };
         /**
          * Readyz
-         * @description Tell whether the server decides: its kernels are compiled.
+         * @description Return whether the server decides: its kernels are compiled.
          */
         get: operations["readyz_readyz_get"];
         put?: never;
@@ -663,7 +663,7 @@ export interface paths {
         };
         /**
          * Version
-         * @description Tell what the server is.
+         * @description Return the versions of the server and of its protocol.
          */
         get: operations["version_version_get"];
         put?: never;
@@ -683,7 +683,7 @@ export interface paths {
         };
         /**
          * Metrics
-         * @description Tell Prometheus how the pool is doing.
+         * @description Return the metrics in Prometheus' text format.
          */
         get: operations["metrics_metrics_get"];
         put?: never;
@@ -786,7 +786,7 @@ export interface components {
         };
         /**
          * EffectView
-         * @description What would become of a job's share.
+         * @description How a job's share would change.
          */
         EffectView: {
             /** Job */
@@ -1128,7 +1128,7 @@ export interface components {
             precheck: string[] | string;
             /**
              * User
-             * @description User who submits it.
+             * @description User that submits it.
              * @default
              */
             user: string;
@@ -1738,7 +1738,7 @@ export interface components {
         };
         /**
          * SeriesView
-         * @description A number that a job has told again and again.
+         * @description A number that a job has logged over time.
          */
         SeriesView: {
             /** Name */
@@ -2161,7 +2161,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2333,7 +2333,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2368,7 +2368,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2403,7 +2403,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2544,7 +2544,7 @@ export interface operations {
                 within_s?: number | null;
             };
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2579,7 +2579,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2614,7 +2614,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path: {
@@ -2771,7 +2771,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description User who makes the request. */
+                /** @description User that makes the request. */
                 "Coddl-User"?: string;
             };
             path?: never;

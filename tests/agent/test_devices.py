@@ -14,8 +14,7 @@ from coddl.agent.devices import (
     may_park,
     others_on,
 )
-from coddl.agent.foreign_processes import ForeignProcessMonitor
-from coddl.agent.gpu_use import STALE_S, GpuUseMonitor, gpu_use_of
+from coddl.agent.gpu_monitors import STALE_S, ForeignProcessMonitor, GpuUseMonitor, gpu_use_of
 from coddl.api.wire import GpuUse
 from coddl.core.errors import UserError
 from coddl.core.pool.records import Device

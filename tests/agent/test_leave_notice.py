@@ -11,12 +11,11 @@ from typing import cast
 
 import pytest
 
-from coddl.agent.lease_clock import now_s
+from coddl.agent.lease_clock import SystemNodeClock, now_s
 from coddl.agent.lease_keeper import keep_lease
 from coddl.agent.leave_notice import write_notice
 from coddl.agent.main import ServerGone
 from coddl.agent.node_agent import NodeAgent
-from coddl.agent.node_clock import SystemNodeClock
 from coddl.agent.node_lease import NodeLease
 from coddl.agent.options import SERVER_GONE
 from coddl.agent.server_session import ServerSession

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
+from coddl.agent.command_runner import CommandRunner
 from coddl.agent.job_directories import JobDirectories
 from coddl.agent.job_environments import JobEnvironments
 from coddl.agent.logs import LogSpool
@@ -85,6 +86,7 @@ class Harness:
             sink=self.sink,
             log_spool=self.log_spool,
             orphans=OrphanProcesses(folder),
+            runner_of=CommandRunner,
         )
 
     def order(self, version: int, **fields: Any) -> Orders:

@@ -272,7 +272,7 @@ WRONG = {
     "too many of an island": ([5], {0: 5}, "island 0 has 4 GPUs, and 5 are taken"),
     "more than its share": ([3], {0: 4}, "is to have 3 GPUs and is given 4"),
     "another kind than was decided": ([[1, 2]], {0: 2, 1: 1}, "is to have [1 2] of each kind"),
-    "nothing, and no reason": ([4], {}, "not told why"),
+    "nothing, and no reason": ([4], {}, "has no reason"),
 }
 
 

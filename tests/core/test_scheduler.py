@@ -168,7 +168,7 @@ BROKEN = {
     "more than there is": (lambda _: Allocation(np.array([3, 3])), "6 GPUs and there are 4"),
     "more than a job can use": (lambda _: Allocation(np.array([4, 0])), "job 0 gets 4 GPUs"),
     "a negative share": (lambda _: Allocation(np.array([-1, 1])), "gets -1"),
-    "no reason": (lambda _: Allocation(np.array([1, 0])), "job 1 gets no GPUs and is not told why"),
+    "no reason": (lambda _: Allocation(np.array([1, 0])), "job 1 gets no GPUs and no reason"),
     "a row too few": (lambda _: Allocation(np.array([1])), "(1,) for 2 jobs"),
     "nothing at all": (lambda _: None, "it is a NoneType"),
     "a wake-up in the past": (

@@ -28,9 +28,13 @@ FLAGS: Final = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Give the system's Chromium."""
+    """Give the system's Chromium.
+
+    For a module only: Playwright's driver ends when its input is closed, of which processes have a
+    copy that later tests fork, such as a DataLoader's. It would be waited for forever.
+    """
     program = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if program is None:
         pytest.skip("there is no chromium: apt-get install chromium")

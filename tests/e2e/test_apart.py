@@ -51,6 +51,7 @@ def test_a_job_moves_between_nodes_that_share_no_files(tmp_path: Path, alone: Al
         assert not pool.told(r.RunUnsaved, training.job)
 
 
+@pytest.mark.matrix
 def test_a_job_that_loses_all_workers_goes_on_from_the_bucket(tmp_path: Path, alone: Alone) -> None:
     with ApartPool(tmp_path) as pool:
         training = Training(
@@ -68,6 +69,7 @@ def test_a_job_that_loses_all_workers_goes_on_from_the_bucket(tmp_path: Path, al
         assert sorted(set(training.diary())) == list(range(STEPS))
 
 
+@pytest.mark.matrix
 def test_without_its_object_store_a_suspended_job_stays_in_memory_and_is_not_lost(
     tmp_path: Path, alone: Alone
 ) -> None:

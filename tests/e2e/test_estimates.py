@@ -37,6 +37,7 @@ def test_a_job_whose_training_is_known_is_not_tried_where_it_would_be_slower(
         second.finish()
 
 
+@pytest.mark.matrix
 def test_what_a_job_has_measured_counts_for_the_next_one_after_a_restart_too(
     tmp_path: Path,
 ) -> None:

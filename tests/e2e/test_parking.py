@@ -224,6 +224,7 @@ def is_turn_of(job: Training) -> Callable[[r.Record], bool]:
     )
 
 
+@pytest.mark.matrix
 def test_jobs_take_turns_on_two_slots_with_the_processes_they_have(
     tmp_path: Path, alone: Alone
 ) -> None:

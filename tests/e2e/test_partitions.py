@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -18,20 +19,22 @@ STEPS = 120
 SLOW_S = 0.25  # per pass
 LEASE_S = 15.0  # so that a line that breaks can be mended before jobs are suspended
 
-NODES = {
+NODES: Final[dict[str, Callable[[Training], str]]] = {
     "its lead": lambda training: training.lead,
     "another node": lambda training: training.others[0],
 }
 
 
-@pytest.mark.parametrize("node_of", NODES.values(), ids=NODES.keys())
+@pytest.mark.parametrize(
+    "which", ["its lead", pytest.param("another node", marks=pytest.mark.matrix)]
+)
 def test_a_job_outlives_a_cut_between_the_server_and(
-    node_of: Callable[[Training], str], tmp_path: Path, alone: Alone
+    which: str, tmp_path: Path, alone: Alone
 ) -> None:
     with Pool(tmp_path, lease_s=LEASE_S) as pool:
         strict = Training(pool, "strict", steps=STEPS, pace_s=SLOW_S, args="--strict", gpus="3..6")
         pool.wait_size(strict.job, 6)
-        node = node_of(strict)
+        node = NODES[which](strict)
 
         # Shorter than the lease: nobody notices.
         since = pool.last_seq()
@@ -65,14 +68,14 @@ def test_a_job_outlives_a_cut_between_the_server_and(
         assert strict.hash == alone(STEPS)
 
 
-@pytest.mark.parametrize("node_of", NODES.values(), ids=NODES.keys())
-def test_a_job_outlives_a_stop_of_the_agent_of(
-    node_of: Callable[[Training], str], tmp_path: Path, alone: Alone
-) -> None:
+@pytest.mark.parametrize(
+    "which", [pytest.param("its lead", marks=pytest.mark.matrix), "another node"]
+)
+def test_a_job_outlives_a_stop_of_the_agent_of(which: str, tmp_path: Path, alone: Alone) -> None:
     with Pool(tmp_path, lease_s=LEASE_S) as pool:
         strict = Training(pool, "strict", steps=STEPS, pace_s=SLOW_S, args="--strict", gpus="3..6")
         pool.wait_size(strict.job, 6)
-        node, since = node_of(strict), pool.last_seq()
+        node, since = NODES[which](strict), pool.last_seq()
         stopped, begun = pool.sitters_on(node), strict.view
         assert stopped, "it has workers there"
 

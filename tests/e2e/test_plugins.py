@@ -84,6 +84,7 @@ def test_a_plug_in_decides_for_a_pool_and_is_loaded_again_with_its_server(pool: 
     assert "decision by newest.py:newest (new was stopped)" in pool.coddl("events").stdout
 
 
+@pytest.mark.matrix
 def test_a_plug_in_that_fails_stops_no_training_and_is_told(pool: PluginPool) -> None:
     pool.up("--plugin", pool.plugin, "--policy", "newest.py:newest")
     pool.submit("first")

@@ -11,7 +11,7 @@ from tests.e2e.scaled_pool import STEPS, ScaledPool, lone
 from tests.engines.ray_cluster import RayCluster
 
 pytest.importorskip("ray", reason="Ray is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
 GPUS = 2  # of each machine
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.scaled_pool import STEPS, ScaledPool, lone
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ def test_a_job_goes_on_when_slurm_takes_one_node_after_the_other(
     pool.wait("all nodes to be given back", lambda: not cluster.jobs())
 
 
+@pytest.mark.matrix
 def test_a_pool_that_stops_leaves_nothing_in_the_queue(
     pool: ScaledPool, cluster: SlurmCluster
 ) -> None:

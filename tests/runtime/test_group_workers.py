@@ -2,7 +2,7 @@
 
 import pytest
 
-from coddl.runtime.supervisor.group_workers import GroupWorker, in_ring
+from coddl.runtime.supervisor.generations import GroupWorker, in_ring
 
 RINGS: dict[str, tuple[dict[int, int], tuple[int, ...]]] = {
     "nobody": ({}, ()),

@@ -19,7 +19,7 @@ from coddl.runtime.supervisor.memory_fit import (
 )
 from coddl.runtime.supervisor.resize_schedule import ResizeSchedule
 from coddl.runtime.supervisor.size_limits import SizeLimiter
-from coddl.runtime.supervisor.slots import Slot
+from coddl.runtime.supervisor.worker_history import WorkerHistory
 from coddl.runtime.supervisor.worker_record import WorkerRecord
 from coddl.runtime.wire import Message
 
@@ -174,7 +174,7 @@ def supervisor(
     at = Path("train.py")
     job = Job(name="job", script=at, argv=(), cwd=at, env={}, folder=at, limits=limits, **fields)
     about = {"parts": 64, "workers_max": 64, "model": 7}
-    job_status = JobStatus(job, target=size, about=about)
+    job_status = JobStatus(job, lambda: 0.0, target=size, about=about)
     job_status.coordinator.members = tuple(range(size))
     recorder = Recorder(job_status, hosted)
     return recorder, SizeLimiter(recorder)
@@ -204,7 +204,7 @@ def test_a_slice_that_runs_out_after_a_prediction_is_told_still() -> None:
         told.job_status.coordinator.members = tuple(range(64 // samples))
         limits.on_stepped(measured(samples, peak_gib))
     told.job_status.target = 1
-    limits.on_out_of_memory(WorkerRecord(0, Slot(0, ""), 0.0, 0.0), 64)
+    limits.on_out_of_memory(WorkerRecord(WorkerHistory(0, 0), "", 0.0, 0.0), 64)
     assert [(e["workers_min"], e["evidence"]) for e in told.told] == [
         (2, "predicted"),
         (2, "tried"),
@@ -217,7 +217,7 @@ def test_a_job_that_ran_out_goes_where_it_is_expected_to_fit() -> None:
     for samples, peak_gib in ((8, 20.0), (16, 42.0)):
         limits.on_stepped(measured(samples, peak_gib))
     told.job_status.target = 1
-    limits.on_out_of_memory(WorkerRecord(0, Slot(0, ""), 0.0, 0.0), 64)
+    limits.on_out_of_memory(WorkerRecord(WorkerHistory(0, 0), "", 0.0, 0.0), 64)
     assert [(e["workers_min"], e["evidence"]) for e in told.told] == [
         (3, "predicted"),
         (2, "tried"),

@@ -10,7 +10,7 @@ import pytest
 
 from coddl.runtime.supervisor import remote_worker_host
 from coddl.runtime.supervisor.loop import Loop
-from coddl.runtime.supervisor.remote_worker_host import RemoteWorkerHost
+from coddl.runtime.supervisor.remote_worker_host import RemoteWorkerHost, tcp_dial
 from coddl.runtime.supervisor.slots import HostAddress
 from coddl.runtime.wire import Lines, Message, encoded
 from tests.runtime.harness import wait_until
@@ -26,7 +26,9 @@ class Lead:
         self.words: list[Message] = []
         self.loop = Loop()
         address = HostAddress("node-b", *peer, "secret")
-        self.worker_host = RemoteWorkerHost(self.loop, address, HELLO, self.words.append)
+        self.worker_host = RemoteWorkerHost(
+            self.loop, tcp_dial(self.loop), address, HELLO, self.words.append
+        )
 
     def wait(self, kind: str, **fields: Any) -> Message:
         wanted = {"is": kind, **fields}.items()
@@ -159,7 +161,7 @@ def test_a_node_that_takes_the_connection_and_is_silent_is_given_up(
 def test_a_lost_connection_is_told_once_and_made_again_when_needed(
     lead: Lead, node: socket.socket
 ) -> None:
-    lead.worker_host.connect()
+    lead.worker_host.open()
     with accepted(lead, node) as peer:
         peer.sendall(encoded(LIVING))
         lead.wait("living")
@@ -184,7 +186,7 @@ def test_a_refusal_answers_what_was_asked(lead: Lead, node: socket.socket) -> No
 
 
 def test_closing_waits_until_the_node_hangs_up(lead: Lead, node: socket.socket) -> None:
-    lead.worker_host.connect()
+    lead.worker_host.open()
     with accepted(lead, node) as peer:
         peer.sendall(encoded(LIVING))
         lead.wait("living")

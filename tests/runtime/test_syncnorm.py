@@ -39,7 +39,13 @@ def printed_alone(*args: str) -> str:
 
 
 @slow
-@pytest.mark.parametrize("how", ["checkpointed", "compiled", "sum", "weighted"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("checkpointed", "compiled"),
+        *(pytest.param(how, marks=pytest.mark.matrix) for how in ("sum", "weighted")),
+    ],
+)
 def test_three_workers_train_as_one_with_the_whole_batch(tmp_path: Path, how: str) -> None:
     with Elastic(tmp_path, "synced.py", how, workers=3) as job:
         assert state_of(job.finish()) == pytest.approx(state_of(printed_alone(how)), abs=CLOSE)

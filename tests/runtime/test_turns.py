@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from coddl.runtime.supervisor import job_host
-from coddl.runtime.supervisor.interrupt import INTERRUPTED
-from coddl.runtime.supervisor.job_status import RETIRED
+from coddl.runtime.supervisor.job_status import INTERRUPTED, RETIRED
 from coddl.runtime.wire import Message
 from tests.runtime.elastic import ROOT, SCRIPTS, alone, line_of
 from tests.runtime.harness import lives, unwritable, wait_until
@@ -143,7 +142,7 @@ def test_a_job_whose_turns_end_trains_as_if_it_were_alone(shared: Shared, undist
         assert name_of(pid) == "coddl-parked"
         assert [each.awaits_turn for each in shared.agent.parked[JOB]] == [True]
         assert begun(lead)["seconds"] >= 0.0
-        wait_until(lambda: shared.agent.held[0].pid == pid, "its turn")
+        wait_until(lambda: [each.pid for each in shared.agent.held.values()] == [pid], "its turn")
         lead.wait_step(told["step"] + 2)
         assert name_of(pid) != "coddl-parked"
     lead.finish()

@@ -4,9 +4,10 @@ import pytest
 
 from coddl.runtime.supervisor.adoption import Adoption
 from coddl.runtime.supervisor.generations import Survivor, SurvivorsFound
+from coddl.runtime.supervisor.job_status import StepTimer
 from coddl.runtime.supervisor.retry_budget import JOINERS_MAX, RESTARTS_MAX, RetryBudget
-from coddl.runtime.supervisor.step_timer import StepTimer
 from coddl.runtime.supervisor.worker_history import WorkerHistory
+from coddl.runtime.supervisor.worker_record import WorkerRecord
 from coddl.runtime.wire import Message
 
 ARRIVED = {"is": "arrived", "parts": 8, "workers_max": 8, "virtual_nodes": 8, "steps": 100}
@@ -77,7 +78,19 @@ def test_a_worker_is_remembered(words: list[Message], want: dict[str, object]) -
     history = WorkerHistory(2, slot=6)
     for word in words:
         history.told(word) if "do" in word else history.heard(word)
-    assert want.items() <= history.as_data().items()
+    data = history.as_data()
+    assert want.items() <= data.items()
+    assert WorkerHistory.from_data(data).as_data() == data, "a lead that adopts it knows the same"
+
+
+def test_a_lead_knows_since_when_a_worker_has_its_turn_again() -> None:
+    record = WorkerRecord(WorkerHistory(2, slot=6), "a", started_s=1.0, heard_s=1.0)
+    record.hear(TURN_BEGUN, 2.0)
+    assert (record.heard_s, record.turn_begun_s) == (1.0, 0.0), "it never had to wait"
+    record.hear(TURN_ENDED, 3.0)
+    assert (record.state, record.heard_s) == ("WAITING", 3.0)
+    record.hear(TURN_BEGUN, 90.0)
+    assert (record.state, record.heard_s, record.turn_begun_s) == ("STARTING", 90.0, 90.0)
 
 
 def test_ranks_and_numbers_come_from_what_it_was_told() -> None:
@@ -115,7 +128,7 @@ def test_a_new_lead_keeps_those_who_may_have_the_state() -> None:
     survivors = (Survivor(0, 10, 7, True), Survivor(1, 11, 0, False))
     assert adoption.found() == SurvivorsFound(survivors, 3, 6, 8, 8)
     assert adoption.useless() == [4]  # 2 leaves by itself
-    assert {(record.number, record.slot.node, record.pid) for record in adoption.records} == {
+    assert {(record.number, record.node, record.history.pid) for record in adoption.records} == {
         (0, "a", 100), (1, "a", 101), (2, "b", 102), (4, "b", 104),
     }  # fmt: skip
 

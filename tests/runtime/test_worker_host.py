@@ -14,9 +14,13 @@ from coddl.runtime.supervisor.checkpoint_store import CheckpointStore
 from coddl.runtime.supervisor.checkpoint_writer import CheckpointWriter
 from coddl.runtime.supervisor.fork_server_client import Interpreter
 from coddl.runtime.supervisor.loop import LogPipe, Loop
-from coddl.runtime.supervisor.processes import ProcessHandle
 from coddl.runtime.supervisor.worker_history import WorkerHistory
-from coddl.runtime.supervisor.worker_host import FORK_SERVERS_MAX, LocalWorkerHost, WorkerHostConfig
+from coddl.runtime.supervisor.worker_host import (
+    FORK_SERVERS_MAX,
+    LocalWorkerHost,
+    ProcessHandle,
+    WorkerHostConfig,
+)
 from coddl.runtime.wire import Message
 from tests.runtime.harness import (
     ROOT,

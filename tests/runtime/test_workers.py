@@ -35,6 +35,8 @@ class FakeWorkerHost:
         self.say = say
         self.asked: list[Message] = []
 
+    def open(self) -> None: ...
+
     def do(self, request: Message) -> None:
         self.asked.append(request)
 

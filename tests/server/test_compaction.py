@@ -220,6 +220,20 @@ def test_the_snapshot_before_the_last_is_enough() -> None:
     assert pool_of(passes.store) == before
 
 
+def test_a_snapshot_that_cannot_be_read_drives_out_none_that_can() -> None:
+    passes = Pass(MemoryStore())
+    pieces = [RECORDS[at : at + 40] for at in range(0, len(RECORDS), 40)]
+    for number, piece in enumerate(pieces):
+        passes.write(piece)
+        passes.run()
+        if number >= len(pieces) - 2:  # twice in a row
+            newest = next(passes.store.stored_snapshots())
+            passes.store.save_snapshot(newest._replace(body=newest.body[:100]))
+    whole = Pass(MemoryStore())
+    whole.write(RECORDS)
+    assert pool_of(passes.store).slots == pool_of(whole.store).slots
+
+
 def test_a_pass_without_news_stores_nothing() -> None:
     passes = Pass(MemoryStore())
     passes.run_in_pieces(3)

@@ -232,7 +232,7 @@ def test_the_policy_is_shown_and_changed(live: LivePool) -> None:
     live.clock.turn(7.0)
     now = live.api("PUT", "/policy", {"policy": "fifo"}, headers={"Coddl-User": "ann"}).json()
     assert before["policy"] != "fifo"
-    here = {"placement": "consolidate", "since_s": live.clock.wall_s(), "by": "ann"}
+    here = {"placement": before["placement"], "since_s": live.clock.wall_s(), "by": "ann"}
     assert now == {"policy": "fifo", **here, "trouble": None}
     assert live.api("GET", "/pool").json()["policy"] == "fifo"
 

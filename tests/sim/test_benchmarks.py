@@ -58,6 +58,13 @@ def test_philly_runs_policies_with_placement(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_heartbeats_are_renewed_and_counted() -> None:
+    found = result("heartbeats", "--agents", 3, "--seconds", 1)
+    assert found["beats"] >= 3
+    assert found["round_trip_s_p99"] >= found["round_trip_s_p50"] > 0
+
+
+@pytest.mark.slow
 def test_results_print_the_section_of_an_experiment(tmp_path: Path) -> None:
     for folder in ("philly", "t4_placements", "k80_p100_v100"):
         (tmp_path / folder).mkdir()

@@ -54,7 +54,7 @@ def test_what_a_pool_has_measured_is_read(tmp_path: Path) -> None:
     costs.write_text(json.dumps({"items": [], "switch_s": 0.21, "reconfigure": "stall:0.21"}))
     assert reconfigure_from(str(costs)) == Reconfigure("stall", 0.0, 0.21)
     costs.write_text(json.dumps({"items": [], "switch_s": None, "reconfigure": None}))
-    with pytest.raises(UserError, match="tells no costs"):
+    with pytest.raises(UserError, match="contains no costs"):
         reconfigure_from(str(costs))
     for text in ("", "[]", "{}"):
         costs.write_text(text)

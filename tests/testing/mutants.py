@@ -1,22 +1,29 @@
 """Mistakes that are planted in the parts of a simulation: each breaks one rule of production."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from coddl.agent.emulated.node import EmulatedNode, EmulatedNodeParts
-from coddl.agent.node_clock import NodeClock
+from coddl.agent.lease_clock import NodeClock
 from coddl.api.wire import Holding
 from coddl.core.pool.records import Event, NodeReported, Record, RunReported
 from coddl.core.pool.state import Pool
+from coddl.runtime.supervisor import generations as group
+from coddl.runtime.supervisor.adoption import Adoption
+from coddl.runtime.supervisor.checkpointing import Checkpointing
+from coddl.runtime.supervisor.coordinator import Coordinator
+from coddl.runtime.supervisor.pool_job import PoolJob
+from coddl.runtime.wire import Message
 from coddl.server.folding import JournalEntry
 from coddl.server.journal import FoldedPool, Journal
 from coddl.server.loop import LoopRequest
 from coddl.server.node_leases import NodeLeases
 from coddl.server.snapshots import base_of
 from coddl.server.store import StoredAnswer
+from coddl.testing.full_system.leads import SupervisedRunner
 from coddl.testing.full_system.machines import Makers, SimulatedServer
 from coddl.testing.full_system.workers import SimulatedRunner
 
@@ -152,6 +159,66 @@ class CarelessRunner(SimulatedRunner):
         return True
 
 
+class HastyCoordinator(Coordinator):
+    """Takes all workers for ready as soon as one is."""
+
+    def _on_answer(
+        self, worker: int, generation: int, answers: set[int], now_s: float
+    ) -> list[group.Command]:
+        if self._plan is not None and generation == self._plan.generation:
+            answers |= {*self._plan.to} - {worker}
+        return super()._on_answer(worker, generation, answers, now_s)
+
+
+class HastyLead(SupervisedRunner):
+    def __init__(self, *parts: Any) -> None:  # Any: whatever a lead takes
+        super().__init__(*parts)
+        self._supervisor.job_status.coordinator.__class__ = HastyCoordinator
+
+
+class CountingAnew(Adoption):
+    """Does not go on from the numbers of generations that workers know."""
+
+    __slots__ = ()
+
+    def found(self) -> group.SurvivorsFound:
+        return replace(super().found(), generation=0)
+
+
+class AnewPoolJob(PoolJob):
+    def on_living(self, node: str, word: Message) -> None:
+        if self._adoption is not None:
+            self._adoption.__class__ = CountingAnew
+        super().on_living(node, word)
+
+
+class AnewLead(SupervisedRunner):
+    def __init__(self, *parts: Any) -> None:  # Any: as above
+        super().__init__(*parts)
+        assert self._supervisor._pool_job is not None
+        self._supervisor._pool_job.__class__ = AnewPoolJob
+
+
+class OptimisticCheckpointing(Checkpointing):
+    """Takes an image for saved that could not be."""
+
+    step: Callable[[], int]
+
+    def tell_outcome(self, word: Message) -> None:
+        if word["is"] == "unsaved":
+            word = {"is": "saved", "step": self.step(), "path": "", "bytes": 0, "seconds": 0.0}
+        super().tell_outcome(word)
+
+
+class OptimisticLead(SupervisedRunner):
+    def _open(self) -> None:
+        super()._open()
+        found, job_status = self._supervisor.checkpointing, self._supervisor.job_status
+        found.__class__ = OptimisticCheckpointing
+        assert isinstance(found, OptimisticCheckpointing)
+        found.step = lambda: job_status.coordinator.step
+
+
 MUTANTS = {
     "effects come before the journal": Makers(journal=LateJournal),
     "a request's key is forgotten": Makers(journal=ForgetfulJournal),
@@ -163,4 +230,7 @@ MUTANTS = {
     "a lease is counted by the wrong clock": Makers(node=WrongClockNode),
     "a stopped agent has no fence": Makers(node=UnfencedNode),
     "a state that was not saved counts as saved": Makers(runner=CarelessRunner),
+    "a group is committed to when its first worker is ready": Makers(lead=HastyLead),
+    "a new lead counts generations anew": Makers(lead=AnewLead),
+    "an image that was not saved counts as saved": Makers(lead=OptimisticLead),
 }

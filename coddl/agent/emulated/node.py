@@ -10,16 +10,16 @@ from typing import Final
 from coddl import __version__
 from coddl.agent.emulated.nodes import EmulatedEnvironments
 from coddl.agent.emulated.runner import EmulatedRunner
+from coddl.agent.job_environments import Environments
 from coddl.agent.job_runner import RunnerFactory
+from coddl.agent.lease_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.lease_keeper import STOPPED, keep_lease
 from coddl.agent.logs import LogSpool
 from coddl.agent.node_agent import NodeAgent, NodeInfo
-from coddl.agent.node_clock import SYSTEM_CLOCK, NodeClock
 from coddl.agent.orphans import OrphanProcesses
 from coddl.agent.server_line import Dialer
 from coddl.agent.server_session import ReportOutbox, ServerSession
-from coddl.agent.slot_table import AgentBridge
-from coddl.agent.worker_hosts import WorkerHosts
+from coddl.agent.slot_table import AgentBridge, WorkerHosts
 from coddl.api.emulation import INTERPRETER
 from coddl.api.jobsfolder import JobsFolder
 from coddl.api.wire import PROTOCOL, Hello
@@ -44,6 +44,7 @@ class EmulatedNodeParts:
     hosts_on: Callable[[str, AgentBridge], WorkerHosts]
     runner_of: RunnerFactory
     peer_token: str = ""
+    environments: Callable[[], Environments] = EmulatedEnvironments
     fence: Callable[[float], None] = lambda _at_s: None
     clock: NodeClock = SYSTEM_CLOCK
     chance: Callable[[], float] = random.random
@@ -74,7 +75,7 @@ class EmulatedNode:
         )
         self.agent = NodeAgent(
             NodeInfo(parts.name, address, parts.devices),
-            EmulatedEnvironments(),
+            parts.environments(),
             bridge,
             parts.hosts_on(parts.name, bridge),
             sink=self.outbox,

@@ -195,7 +195,7 @@ class EmulatedRunner:
 
     def _leave_slots(self) -> None:
         """Tell that no command is left; of workers their host tells."""
-        if self.run.precheck or not self.run.spec.is_elastic:
+        if not self.run.is_elastic:
             self._listener.on_slots(self.run, (), None)
 
     def _forget_training(self) -> None:

@@ -50,8 +50,8 @@ class LineDisplay(NoDisplay):
         self._console = console
 
     def show(self, history: DemoHistory, new: Sequence[tuple[float, str, str]]) -> None:  # noqa: ARG002
-        for at_s, who, what in new:
-            self._console.print(f"{at_s:6.1f} s  {who:{NAME}} {what}", soft_wrap=True)
+        for at_s, name, what in new:
+            self._console.print(f"{at_s:6.1f} s  {name:{NAME}} {what}", soft_wrap=True)
 
 
 class TerminalDisplay:
@@ -95,12 +95,12 @@ def screen(history: DemoHistory, width: int) -> Iterator[Text]:
         yield Text(f"{'':{NAME}}  {_below(part)}", style="dim")
     yield Text()
     styles = {part.scheduled.name: part.scheduled.style for part in history.parts}
-    for at_s, who, what in history.lines[-LINES:]:
-        yield Text.assemble((f"{at_s:6.1f} s  ", "dim"), (f"{who:{NAME}} ", styles[who]), what)
+    for at_s, name, what in history.lines[-LINES:]:
+        yield Text.assemble((f"{at_s:6.1f} s  ", "dim"), (f"{name:{NAME}} ", styles[name]), what)
 
 
 def _below(part: DemoJob) -> str:
-    """Say why a job has what it has; how it went, when it is over."""
+    """Return why a job has what it has; how it went, when it is over."""
     if not part.is_over:
         return str(part.job["reason"])
     took_s, resizes = part.job["jct_s"] or 0.0, counted(len(part.pauses_s), "resize")

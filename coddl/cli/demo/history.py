@@ -1,4 +1,4 @@
-"""What has happened in the demo so far, from what the server tells; reads no clock."""
+"""What has happened in the demo so far, from the server's events; reads no clock."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class DemoJob:
     job: Answer
     samples: list[Sample] = field(default_factory=list)
     pauses_s: list[float] = field(default_factory=list)
-    decided: int = 0  # GPUs, by the newest decision that was told
+    decided: int = 0  # GPUs, by the newest decision received
 
     @property
     def is_over(self) -> bool:
@@ -46,7 +46,7 @@ class DemoHistory:
     policy: str
     begin_s: float  # wall clock
     parts: list[DemoJob] = field(default_factory=list)
-    lines: list[tuple[float, str, str]] = field(default_factory=list)  # when, who, what
+    lines: list[tuple[float, str, str]] = field(default_factory=list)  # when, which job, what
     now_s: float = 0.0  # since the beginning
 
     def enter(self, scheduled: ScheduledJob, job: Answer) -> None:

@@ -40,7 +40,7 @@ class ScheduledJob:
     gpus_max: int = 4
 
     def request(self, gpus: int, user: str) -> dict[str, object]:
-        """Give the job as it is handed in to a pool of so many devices."""
+        """Return the request that submits the job to a pool with `gpus` devices."""
         return {
             "name": self.name,
             "user": user,

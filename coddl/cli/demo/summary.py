@@ -31,7 +31,7 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoSummary:
-    """All jobs, beside what FIFO would have given."""
+    """All jobs, compared with FIFO."""
 
     policy: str
     gpus: int
@@ -39,7 +39,7 @@ class DemoSummary:
     fifo_jct_s: tuple[float, ...]
 
     def is_worked_out(self, job: JobResult) -> bool:
-        """Tell whether the speed that FIFO would give a job was never measured."""
+        """Return whether the speed that FIFO would give a job was never measured."""
         return job.gpus_max not in measured_of(job, self.jobs)
 
     @property
@@ -55,7 +55,7 @@ class DemoSummary:
         return statistics.mean(self.fifo_jct_s)
 
     def as_data(self) -> dict[str, Any]:  # Any: what JSON can hold
-        """Give it for a program."""
+        """Return it for a program."""
         jobs = [
             asdict(job) | {"fifo_jct_s": fifo_s}
             for job, fifo_s in zip(self.jobs, self.fifo_jct_s, strict=True)
@@ -92,7 +92,7 @@ def fared(kind: StepProfile, told: Answer, begin_s: float, pauses_s: Sequence[fl
 
 
 def measured_of(job: JobResult, jobs: Sequence[JobResult]) -> dict[int, float]:
-    """Give the step times that were measured of jobs of its kind, by GPUs; its own come first."""
+    """Return the step times that were measured of jobs of its kind, by GPUs; its own come first."""
     alike = [other for other in jobs if other.kind == job.kind and other is not job]
     found: dict[int, float] = {}
     for each in (*alike, job):
@@ -101,7 +101,7 @@ def measured_of(job: JobResult, jobs: Sequence[JobResult]) -> dict[int, float]:
 
 
 def curve_of(job: JobResult, jobs: Sequence[JobResult]) -> dict[int, float]:
-    """Give a job's step times up to its maximum.
+    """Return a job's step times up to its maximum.
 
     What was never measured is worked out: the pauses that its script makes are known, and the rest
     is as where it was measured.
@@ -141,7 +141,7 @@ def fifo_jct_s(jobs: Sequence[JobResult], gpus: int) -> list[float]:
 
 
 def summary_lines(summary: DemoSummary) -> list[Text]:
-    """Tell it to people."""
+    """Format it for people."""
     rows = []
     for job, fifo_s in zip(summary.jobs, summary.fifo_jct_s, strict=True):
         rows.append(

@@ -1,4 +1,4 @@
-"""The program behind `coddl top`: hands what the server tells to the screens, and changes jobs."""
+"""The program behind `coddl top`: passes the server's answers to the screens, and changes jobs."""
 
 import threading
 import time

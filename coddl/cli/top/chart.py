@@ -9,7 +9,7 @@ from rich.text import Text
 
 from coddl.cli.poolview import Answer, duration
 
-# Colours that people with any colour vision tell apart (Okabe and Ito); letters for all others.
+# Colours that are distinct with any colour vision (Okabe and Ito); letters for all others.
 COLOURS: Final = (
     "#000000 on #e69f00",
     "#000000 on #56b4e9",
@@ -44,7 +44,7 @@ class JobMarks:
         self._letters |= dict(zip(others, free, strict=False))
 
     def of(self, job: int) -> Cell:
-        """Give the letter of a job, and its style."""
+        """Return the letter of a job, and its style."""
         if letter := self._letters.get(job):
             return letter, COLOURS[ascii_lowercase.index(letter) % len(COLOURS)]
         return OTHERS
@@ -77,7 +77,7 @@ def chart_lines(timeline: Answer, marks: JobMarks, width: int, rows_max: int) ->
 
 
 def _held(spans: Sequence[Answer], moments: Sequence[float], step_s: float) -> list[dict[int, int]]:
-    """Give what each job held at each moment."""
+    """Return what each job held at each moment."""
     held: list[dict[int, int]] = [{} for _ in moments]
     for span in spans:
         first = math.ceil((span["from_s"] - moments[0]) / step_s)
@@ -90,7 +90,7 @@ def _held(spans: Sequence[Answer], moments: Sequence[float], step_s: float) -> l
 
 
 def _capacity(timeline: Answer, at_s: float) -> int:
-    """Give how many GPUs there were at a moment."""
+    """Return how many GPUs there were at a moment."""
     steps = [step["gpus"] for step in timeline["gpus"] if step["at_s"] <= at_s]
     return int(steps[-1] if steps else timeline["gpus"][0]["gpus"])
 
@@ -98,7 +98,7 @@ def _capacity(timeline: Answer, at_s: float) -> int:
 def _column(
     held: dict[int, int], marks: JobMarks, capacity: int, scale: tuple[int, int]
 ) -> list[Cell]:
-    """Give the cells of one moment, from the bottom up: each shows what is at its middle.
+    """Return the cells of one moment, from the bottom up: each shows what is at its middle.
 
     `scale` is the number of GPUs that all rows stand for, and the number of rows. Jobs that take
     turns on GPUs may hold more than there are: those above the edge are not drawn.

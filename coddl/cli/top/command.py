@@ -35,7 +35,7 @@ def top(
     output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Show the pool at a glance, live: who has how many GPUs and why, nodes, jobs, decisions.
+    """Show the pool at a glance, live: the GPUs of each job and why, nodes, decisions.
 
     Without a terminal, as in a pipe, it is printed once.
     """
@@ -49,12 +49,12 @@ def top(
     with needs("top"):
         from coddl.cli.top.app import TopApp
     with connect() as client:
-        client.get("/pool")  # a server that is not there is told as by other commands
+        client.get("/pool")  # a missing server gives the same error as in other commands
     TopApp(connect).run()
 
 
 def _connector(server: str, state_dir: str) -> "Connect":
-    """Give what connects to the server, from any thread; found anew, as it may have moved."""
+    """Return what connects to the server, from any thread; found anew, as it may have moved."""
     given = given_credentials.get()
 
     def connect() -> "Client":

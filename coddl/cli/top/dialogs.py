@@ -34,7 +34,7 @@ class Question(ModalScreen[bool]):
 
 
 class Help(ModalScreen[None]):
-    """Tells the keys, and how to read the screen."""
+    """Shows the keys, and how to read the screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,enter", "dismiss", "Back")
@@ -50,7 +50,7 @@ p  r  c    suspend, resume, cancel the selected job
 n  e       all nodes; decisions
 q          quit
 
-The chart shows who held the GPUs in the last minutes: a letter and
+The chart shows which jobs held the GPUs in the last minutes: a letter and
 a colour per job, the same in the table and the nodes.
 {FREE[0]} is a free GPU, {OTHERS[0]} one of a job without a letter of its own,
 x one that another process uses."""

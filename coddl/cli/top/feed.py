@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Connect = Callable[[], "Client"]
 Look = TypeVar("Look")
 
-WINDOW_S: Final = 600.0  # of the chart, by the clock of those who look
+WINDOW_S: Final = 600.0  # of the chart, by the viewer's clock
 DECISIONS_READ_FIRST: Final = 1_000  # most change nothing
 DECISIONS_READ: Final = 100
 DECISIONS_KEPT: Final = 200
@@ -92,7 +92,7 @@ class PoolReader:
 
 
 def newest_decisions(client: "Client", known: Sequence[Answer]) -> Sequence[Answer]:
-    """Give the decisions that changed something or failed, the newest first; some are known."""
+    """Return the decisions that changed something or failed, the newest first; some are known."""
     limit = DECISIONS_READ if known else DECISIONS_READ_FIRST
     read = client.get("/decisions", limit=limit)["items"]
     found = [each for each in read if each["changes"] or each["trouble"]]
@@ -101,7 +101,7 @@ def newest_decisions(client: "Client", known: Sequence[Answer]) -> Sequence[Answ
 
 
 def shown_jobs(client: "Client", wants_ended: bool) -> Sequence[Answer]:
-    """Give the active jobs, and the newest of those that have ended if they are wanted."""
+    """Return the active jobs, and the newest of those that have ended if they are wanted."""
     found = jobs_of(client)
     if wants_ended:
         newest = client.get("/jobs", limit=ENDED_SHOWN)["items"]
@@ -111,13 +111,13 @@ def shown_jobs(client: "Client", wants_ended: bool) -> Sequence[Answer]:
 
 
 def read_job(client: "Client", job: int) -> JobLook:
-    """Give why a job is where it is, and the last lines that it has printed."""
+    """Return why a job is where it is, and the last lines that it has printed."""
     told = client.get(f"/jobs/{job}/explain")
     return JobLook(time.time(), told, client.get(f"/jobs/{job}/logs", tail=LOG_LINES)["items"])
 
 
 class Poller(Generic[Look]):
-    """Reads again and again, in a thread, and tells what it has found, or why it has not.
+    """Polls the server in a thread, and posts the answer or the error.
 
     After an error it connects anew: the server may be back at another address.
     """
@@ -169,7 +169,7 @@ class Poller(Generic[Look]):
 
 
 class EventFollower:
-    """Tells each event of the pool as it happens, in a thread."""
+    """Posts each event of the pool as it happens, in a thread."""
 
     def __init__(self, connect: Connect, tell: Callable[[Answer], None]) -> None:
         self._connect = connect
@@ -187,7 +187,7 @@ class EventFollower:
             try:
                 with self._connect() as client:
                     self._follow(client)
-            except UserError:  # a poller tells why
+            except UserError:  # a poller reports the reason
                 self._is_over.wait(RETRY_S)
 
     def _follow(self, client: "Client") -> None:

@@ -62,7 +62,7 @@ class JobScreen(Screen[None]):
 
 
 def job_lines(look: JobLook) -> list[Text]:
-    """Give what `coddl explain` and `coddl describe` tell of a job, the title first."""
+    """Return the output of `coddl explain` and `coddl describe` for a job, the title first."""
     told = look.explained
     about = [pair for pair in job_fields(told["job"], look.at_s) if pair[0] != "reason"]
     history = story_lines(told["story"][::-1], look.at_s)

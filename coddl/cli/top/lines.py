@@ -46,7 +46,7 @@ def pool_line(pool: Answer, nodes: Sequence[Answer], *, is_short: bool) -> Text:
 
 
 def job_counts(by_state: Mapping[str, int]) -> str:
-    """Tell how many jobs run, wait and are suspended."""
+    """Return how many jobs run, wait and are suspended."""
     running = sum(by_state.get(state, 0) for state in RUNNING)
     waiting = sum(by_state.get(state, 0) for state in WAITING)
     suspended = by_state.get("SUSPENDED", 0)
@@ -55,7 +55,7 @@ def job_counts(by_state: Mapping[str, int]) -> str:
 
 
 def top_row(job: Answer, now_s: float) -> dict[str, str]:
-    """Give the columns of `coddl ls`, and how fast the job is."""
+    """Return the columns of `coddl ls`, and how fast the job is."""
     row = job_row(job, now_s)
     reason = row.pop("REASON")
     speed = f"{job['samples_per_s']:,.0f}" if job["samples_per_s"] else ""
@@ -88,7 +88,7 @@ def live_table(
 
 
 def matches(job: Answer, words: Sequence[str]) -> bool:
-    """Tell whether each word is in the job's number, name, user, state, nodes or waiting code."""
+    """Return whether each word is in the job's number, name, user, state, nodes or waiting code."""
     about = (job["id"], job["name"], job["user"], job["state"], *job["nodes"], job["code"] or "")
     text = " ".join(map(str, about)).lower()
     return all(word.lower() in text for word in words)
@@ -114,7 +114,7 @@ def node_lines(nodes: Sequence[Answer], marks: JobMarks, width: int, lines_max: 
 
 
 def _length(row: Sequence[Text]) -> int:
-    """Give the columns that texts take, with a gap after each."""
+    """Return the columns that texts take, with a gap after each."""
     return sum(len(each) + len(GAP) for each in row)
 
 
@@ -135,7 +135,7 @@ def _node(node: Answer, marks: JobMarks) -> Text:
 
 
 def decision_line(decision: Answer, unit: str, now_s: float) -> Text:
-    """Tell a decision: which jobs got how many GPUs, after how many, and why."""
+    """Format a decision: which jobs got how many GPUs, after how many, and why."""
     cause = decision["cause"]
     if decision["trouble"]:
         told = f"decision failed ({cause}): {decision['trouble']}"
@@ -149,6 +149,6 @@ def decision_line(decision: Answer, unit: str, now_s: float) -> Text:
 
 
 def decision_lines(look: PoolLook, count: int) -> list[Text]:
-    """Tell the last decisions that changed something, the newest at the end."""
+    """Return the last decisions that changed something, the newest at the end."""
     unit = unit_of(look.nodes)
     return [decision_line(each, unit, look.at_s) for each in look.decisions[:count][::-1]]

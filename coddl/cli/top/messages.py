@@ -1,4 +1,4 @@
-"""What other threads tell the program behind `coddl top`."""
+"""Messages from other threads to the program behind `coddl top`."""
 
 import contextlib
 
@@ -11,7 +11,7 @@ from coddl.core.errors import UserError
 
 
 class PoolTold(Message):
-    """The server has told of the pool, or has not answered."""
+    """The server's answer about the pool, or the error."""
 
     def __init__(self, found: PoolLook | UserError) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class PoolTold(Message):
 
 
 class JobTold(Message):
-    """The server has told of the job that is shown, or has not answered."""
+    """The server's answer about the job that is shown, or the error."""
 
     def __init__(self, found: JobLook | UserError) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ class JobAction:
     effect: str
 
     def fits(self, job: Answer) -> bool:
-        """Tell whether a job in its state can be asked for it."""
+        """Return whether a job in its state can be asked for it."""
         if job["state"] in OVER or job["state"] == "STOPPING":
             return False
         return self.verb == "cancel" or (self.verb == "resume") == (job["state"] == "SUSPENDED")
@@ -78,12 +78,12 @@ class PoolModel:
         return self.look is not None and self.look.may_change
 
     def job(self, number: int | None) -> Answer | None:
-        """Give a job by its number; None: it is not among those shown."""
+        """Return a job by its number; None: it is not among those shown."""
         jobs = self.look.jobs if self.look else []
         return next((job for job in jobs if job["id"] == number), None)
 
     def jobs(self) -> list[Answer]:
-        """Give the jobs that match the filter, sorted."""
+        """Return the jobs that match the filter, sorted."""
         found = [job for job in self.look.jobs if matches(job, self.words)] if self.look else []
         return sorted(found, key=SORTS[self.sort], reverse=self.is_reversed)
 
@@ -93,7 +93,7 @@ class PoolModel:
         self.is_reversed = False
 
     def list_title(self, place: str) -> str:
-        """Say which jobs are listed, in which order."""
+        """Return which jobs are listed, in which order."""
         order = f"by {self.sort}{', reversed' if self.is_reversed else ''}"
         chosen = f'  filter "{" ".join(self.words)}"' if self.words else ""
         access = "" if self.may_change or self.look is None else "  read only"

@@ -24,7 +24,7 @@ from coddl.core.speed.table import Speeds, speeds_of
 Mode = Literal["sync", "async"]
 TERMS: Final[Mapping[Mode, int]] = {"sync": 5, "async": 4}  # and the points a fit needs
 WorkerCpus = Annotated[
-    int, Meaning("cores that a worker takes beside its GPU, where nodes have cpus")
+    int, Meaning("cores that a worker takes in addition to its GPU, where nodes have cpus")
 ]
 ServerCpus = Annotated[int, Meaning("cores that a parameter server takes")]
 WORKER_CPUS: Final = 2  # cores that a task takes, as in the published scheduler
@@ -106,9 +106,9 @@ def costs_of_curve(step_s: Sequence[float], mode: Mode = "sync") -> ServerCosts:
     """Costs of a model of which only step times at 1, 2, … workers are known.
 
     They are taken as measured with as many servers as workers. Then the constant and the transfer
-    can't be told apart, nor can the two overheads: each pair is split evenly. The unit of `batch`
-    is the global batch. For `async` every worker computes a whole batch by itself. A step that
-    takes forever is one that was not measured.
+    can't be distinguished, nor can the two overheads: each pair is split evenly. The unit of
+    `batch` is the global batch. For `async` every worker computes a whole batch by itself. A step
+    that takes forever is one that was not measured.
     """
     known = np.isfinite(step_s)
     w = np.flatnonzero(known) + 1
@@ -146,8 +146,8 @@ def servers_within(costs: Sequence[ServerCosts], fewest: IntColumn, most: IntCol
     if width > TASKS_MOST:
         raise UserError(
             "parameter servers cannot be simulated",
-            f"the speed table goes up to {width:,} workers, and with servers only {TASKS_MOST} can "
-            "be told",
+            f"the speed table goes up to {width:,} workers, and with servers at most {TASKS_MOST} "
+            "are supported",
             f"a speed table of up to {TASKS_MOST} GPUs",
         )
     tasks, rows = np.arange(width + 1), np.arange(len(costs))[:, None, None]

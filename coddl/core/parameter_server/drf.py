@@ -1,4 +1,4 @@
-"""Dominant resource fairness (NSDI '11), as it stands beside Optimus: equal shares, whatever they
+"""Dominant resource fairness (NSDI '11), as compared with Optimus: equal shares, whatever they
 bring.
 """
 
@@ -26,7 +26,7 @@ def dominant_share(tasks: Tasks, grant: Grant, row: int) -> float:
 def hand_out_evenly(snapshot: KernelSnapshot, tasks: Tasks, grant: Grant) -> None:
     """The job with the smallest dominant share gets the next worker and its server.
 
-    Who does not fit gets no more; ties go to the job submitted first.
+    A job that does not fit gets no more; ties go to the job submitted first.
     """
     ints, size = snapshot.jobs.ints, snapshot.rows.shape[0]
     heap, keys, count = np.arange(size), np.zeros((2, size)), size

@@ -64,7 +64,7 @@ class Given(NamedTuple):
 
 @part
 def fits(room: FreeNodes, node: int, workers: int, servers: int) -> bool:
-    """Tell whether a node has room for these tasks."""
+    """Return whether a node has room for these tasks."""
     cpus = workers * room.tasks.worker_cpus + servers * room.tasks.server_cpus
     return bool(workers <= room.gpus[node] and cpus <= room.cpus[node])
 
@@ -120,7 +120,7 @@ def clear(room: FreeNodes, plan: NodePlan) -> None:
 
 @part
 def plan_task(room: FreeNodes, plan: NodePlan, node: int, kind: int) -> bool:
-    """Add a worker (0) or a server (1) on a node; False if it has no room beside what is there."""
+    """Add a worker (0) or a server (1) on a node; False if there is no room left for it."""
     at, size = 0, plan.size[0]
     while at < size and plan.node[at] != node:
         at += 1
@@ -255,7 +255,7 @@ def stay(
 def free_nodes_of(
     columns: ClusterColumns, tasks: TaskDemands, used: IntColumn, taken: Taken
 ) -> FreeNodes:
-    """The room beside the workers that stay."""
+    """The room left by the workers that stay."""
     nodes = columns.node_gpus.shape[0]
     counts, keys = np.zeros((2, 2), np.int64), np.empty((2, nodes))
     gpus, cpus, heap = np.zeros(nodes, np.int64), columns.node_cpus.copy(), np.arange(nodes)
@@ -312,7 +312,7 @@ def give(
 def place_evenly(
     columns: ClusterColumns, slots: Slots, tasks: TaskDemands, order: IntColumn, reserved: IntColumn
 ) -> tuple[Slots, Slots]:
-    """Seats of workers and of servers. Who keeps its share keeps its GPUs; others go by `order`."""
+    """Seats of workers and servers: jobs that keep their share stay, the others go by `order`."""
     rows, used = tasks.workers.shape[0], reserved.copy()
     workers = nothing_taken(int(tasks.workers.sum()) + slots.island.shape[0] + 1)
     stays = stay(columns, slots, tasks, used, workers)
@@ -333,10 +333,10 @@ class OptimusPlacement:
     """Puts each job evenly, workers and parameter servers alike, on the fewest of the emptiest
     nodes; the smallest job first.
 
-    Who keeps its share keeps its GPUs, with servers beside them. A job that no nodes hold evenly
-    takes what it finds and shrinks to that. Where nobody has servers, or counts cores, GPUs alone
-    are spread. Even parts are best on nodes that are alike: shares of several kinds of GPU are put
-    close together instead, without servers.
+    A job that keeps its share keeps its GPUs, with servers next to them. A job that no nodes hold
+    evenly takes what it finds and shrinks to that. If no job has servers, or if cores are not
+    counted, only GPUs are spread. Even parts are best on nodes that are alike: shares of several
+    kinds of GPU are put close together instead, without servers.
     """
 
     worker_cpus: WorkerCpus = WORKER_CPUS
@@ -363,10 +363,10 @@ class OptimusPlacement:
             self.server_cpus if counted else 0,
         )
         at, served = place_evenly(columns, slots, tasks, order, kept_back(snapshot))
-        # Who stays may have found no core for a server: without one it can't train.
+        # A job that stays may have found no core for a server: without one it can't train.
         idle = (tasks.servers > 0) & (served.totals == 0)
         at = at.take(np.where(idle, -1, rows)).take(leaders)
-        why = "no nodes have room for its workers and a parameter server beside them"
+        why = "no nodes have room for its workers and a parameter server"
         refused = because((at.totals == 0) & (wanted > 0), "Topology", why)
         found = ServedPlaced(at, refused, servers=served.take(leaders))
         return found if has_servers else Placed(at, refused)

@@ -44,7 +44,7 @@ def held_servers(gpus: IntColumn, memory: FloatMatrix | None) -> IntColumn:
 
 @dataclass(frozen=True, slots=True)
 class ServedAllocation(Allocation):
-    """How many GPUs each row gets, and, in its memory, how many servers beside them."""
+    """How many GPUs each row gets, and, in its memory, how many servers."""
 
     @property
     def servers(self) -> IntColumn:
@@ -101,7 +101,7 @@ class IntervalPolicy:
     worker_cpus: WorkerCpus = WORKER_CPUS
     server_cpus: ServerCpus = SERVER_CPUS
     slot_s: Annotated[
-        float, Meaning("seconds that shares stay, but for jobs that come; 0: decide at every event")
+        float, Meaning("seconds that shares stay, except for new jobs; 0: decide at every event")
     ] = 600.0
 
     memory = COLUMN
@@ -181,7 +181,7 @@ def add(tasks: Tasks, grant: Grant, row: int, workers: int, servers: int) -> boo
 
 @part
 def servers_beside(tasks: Tasks, workers: int) -> int:
-    """How many servers a job starts with beside so many workers."""
+    """How many servers a job starts with for `workers` workers."""
     if tasks.speeds.step_s.shape[0] == 0:
         return 0
     return workers if tasks.even else 1

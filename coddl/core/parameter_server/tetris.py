@@ -1,4 +1,4 @@
-"""Tetris (SIGCOMM '14), as it stands beside Optimus: what packs well, and what is soon done."""
+"""Tetris (SIGCOMM '14), as compared with Optimus: what packs well, and what is soon done."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ import numpy as np
 from coddl.core.allocation import Allocation
 from coddl.core.compiling import kernel, part
 from coddl.core.jobs import GPUS_MIN, GPUS_REQUESTED
-from coddl.core.kernels import NOBODY, seconds_left
+from coddl.core.kernels import NO_ROW, seconds_left
 from coddl.core.parameter_server.tasks import Grant, IntervalPolicy, Tasks, add, servers_beside
 from coddl.core.snapshot import KernelSnapshot, Snapshot
 
 
 @part
 def cores(tasks: Tasks, workers: int) -> int:
-    """What so many workers and their servers take."""
+    """Cores that `workers` workers and their servers take."""
     return workers * tasks.worker_cpus + servers_beside(tasks, workers) * tasks.server_cpus
 
 
@@ -49,7 +49,7 @@ def hand_out_by_fit(snapshot: KernelSnapshot, tasks: Tasks, grant: Grant) -> Non
                 fits += alignment(tasks, grant, ints[GPUS_REQUESTED, row])
                 hurries += hurry[row]
         eps = fits / hurries if hurries > 0.0 else 0.0
-        best, highest = NOBODY, 0.0
+        best, highest = NO_ROW, 0.0
         for row in range(size):
             if waits[row]:
                 score = alignment(tasks, grant, ints[GPUS_REQUESTED, row]) + eps * hurry[row]

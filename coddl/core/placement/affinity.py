@@ -28,12 +28,12 @@ RELAXED = kernel_int(2)  # servers of any affinity with room
 SHARED = kernel_int(3)  # servers of its affinity, over-subscribed
 QUEUED = kernel_int(4)  # none
 ANY = kernel_int(-1)  # in place of an affinity: whatever it is, if GPUs are free
-NOBODY = kernel_int(0)
+NO_AFFINITY = kernel_int(0)
 
 
 @kernel
 def no_loads(gpus: IntColumn) -> NodeLoads:
-    """Servers with so many GPUs, without jobs."""
+    """Servers with `gpus` GPUs, without jobs."""
     return NodeLoads(gpus, np.zeros_like(gpus), np.zeros_like(gpus))
 
 
@@ -47,7 +47,7 @@ def room_at(servers: NodeLoads, node: int, affinity: int) -> int:
 
 @part
 def is_better(servers: NodeLoads, node: int, best: int, affinity: int, alone: int) -> bool:
-    """Tell whether a node comes before the best so far.
+    """Return whether a node comes before the best so far.
 
     Of the job's own affinity, the one with the least load a GPU. Of the others, the one that the
     job fills best if it is to be there alone, else the one with most room.
@@ -88,7 +88,7 @@ def find_nodes(servers: NodeLoads, need: int, spans: int, affinity: int, parts: 
 
 @part
 def has_room(servers: NodeLoads, parts: IntColumn) -> bool:
-    """Tell whether these nodes can be had without taking turns: its height stays at 1 or below."""
+    """Return whether these nodes have room without turns: each height stays at 1 or below."""
     for node in range(parts.shape[0]):
         if parts[node] > 0 and servers.load[node] + parts[node] > servers.gpus[node]:
             return False
@@ -110,7 +110,7 @@ def get_nodes(servers: NodeLoads, need: int, spans: int, parts: IntColumn) -> in
     if same and has_room(servers, parts):
         return SAME
     other = np.empty_like(parts)
-    if find_nodes(servers, need, spans, NOBODY, other):
+    if find_nodes(servers, need, spans, NO_AFFINITY, other):
         parts[:] = other
         return EMPTY
     if find_nodes(servers, need, spans, ANY, other):

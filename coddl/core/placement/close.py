@@ -1,4 +1,4 @@
-"""Keep who stays where it is, and put the others close together."""
+"""Keep the jobs that stay where they are, and put the others close together."""
 
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ class PlacementRequest(NamedTuple):
 
 @part
 def is_of(columns: ClusterColumns, island: int, kind: int, kinds: int) -> bool:
-    """Tell whether an island holds GPUs of this kind, if kinds play a part."""
+    """Return whether an island holds GPUs of this kind, if kinds play a part."""
     return bool(kinds == 1 or columns.node_kind[columns.island_node[island]] == kind)
 
 
@@ -49,7 +49,7 @@ def worst_entry(
 ) -> int:
     """The entry to give up first: on the node with fewest of the row's GPUs, the preferred last.
 
-    Entries of a node stand beside each other; of those the smallest goes first.
+    Entries of a node are adjacent; of those the smallest goes first.
     """
     kinds, worst, fewest = request.gpus.shape[1], NONE, 0
     i, end = slots.first[row], slots.first[row + 1]
@@ -77,7 +77,7 @@ def give_up(
     kind: int,
     request: PlacementRequest,
 ) -> None:
-    """Take so many GPUs of a kind from a row, first where it has fewest."""
+    """Take `excess` GPUs of a kind from a row, first where it has fewest."""
     while excess > 0:
         worst = worst_entry(columns, left, row, kind, request)
         some = min(excess, left.gpus[worst])
@@ -121,7 +121,7 @@ class PartialPlacement(NamedTuple):
     room: FreeGpus
     taken: Taken
     kept: IntColumn  # entries kept[r] .. kept[r+1]-1 of `taken` are what row r has kept
-    lack: IntMatrix  # what rows want besides, by kind
+    lack: IntMatrix  # what rows want in addition, by kind
 
 
 @kernel
@@ -184,7 +184,7 @@ def lone_node(room: FreeGpus, slots: Slots, row: int, need: int, kind: int) -> i
 
 @part
 def suits_preferred(found: PartialPlacement, row: int, node: int, need: int, kind: int) -> bool:
-    """Tell whether a row that has kept nothing can have all it needs on the node it prefers."""
+    """Return whether a row that has kept nothing can have all it needs on the node it prefers."""
     if node < 0 or found.kept[row + 1] > found.kept[row]:
         return False
     room = found.room
@@ -212,9 +212,9 @@ def place_row(found: PartialPlacement, slots: Slots, request: PlacementRequest, 
 def place_close(
     columns: ClusterColumns, slots: Slots, request: PlacementRequest, reserved: IntColumn
 ) -> Slots:
-    """Seat every row: who is seated first, then who can't span nodes, then the others by order.
+    """Seat every row: seated ones first, then those that can't span nodes, then others by order.
 
-    Who finds no place gets less, or nothing if it can't span nodes.
+    A row that finds no place gets less, or nothing if it can't span nodes.
     """
     found = after_keeping(columns, slots, request, reserved)
     for spans in range(2):
@@ -234,7 +234,7 @@ def request_of(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> 
 
 
 def placed_at(found: Slots, snapshot: Snapshot, allocation: Allocation) -> Placed:
-    """What was found, for all rows of a group; who has too little to run on gets nothing."""
+    """What was found, for all rows of a group; a row with too little to run on gets nothing."""
     assert snapshot.slots is not None
     slots, jobs = found.take(leaders_of(snapshot.slots, allocation)), snapshot.jobs
     totals, wanted = slots.totals, allocation.gpus
@@ -250,7 +250,7 @@ def placed_at(found: Slots, snapshot: Snapshot, allocation: Allocation) -> Place
 
 
 def placed_close(snapshot: Snapshot, allocation: Allocation, order: IntColumn) -> Placed:
-    """Places for an allocation: who stays keeps them, the others are placed in `order`."""
+    """Places for an allocation: jobs that stay keep them, the others are placed in `order`."""
     request, slots = request_of(snapshot, allocation, order), snapshot.slots
     assert slots is not None
     found = place_close(snapshot.cluster.columns, slots, request, kept_back(snapshot))

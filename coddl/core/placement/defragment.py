@@ -1,8 +1,9 @@
 """Moves that gather scattered jobs: now and then, few at a time, and only if they pay.
 
 Placements keep jobs where they are, so free GPUs come to lie in small pieces and jobs that start or
-grow are scattered over them. A round of defragmenting looks at who would gain most by lying closer
-together, and moves it if the time saved exceeds the pauses; smaller jobs may have to make room.
+grow are scattered over them. A round of defragmenting looks at the job that would gain most by
+lying closer together, and moves it if the time saved exceeds the pauses; smaller jobs may have to
+make room.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,10 @@ LATE_S: Final = 1.0  # a driver that lives in real time wakes up late by less
 # Parameters of the placements that offer it.
 DefragmentEvery = Annotated[
     float,
-    Meaning("every so many hours, gather scattered jobs that gain more than it costs; 0: never"),
+    Meaning(
+        "interval in hours at which scattered jobs that gain more than a move costs are "
+        "gathered; 0: never"
+    ),
 ]
 MovesMax = Annotated[int, Meaning("jobs that such a round may move")]
 
@@ -58,7 +62,7 @@ class Defragmenting:
 
 
 def defragmenting(placement: Placement, every_h: float, moves: int) -> Placement:
-    """The same placement, with a round of moves every so many hours; 0: never."""
+    """The same placement, with a round of moves every `every_h` hours; 0: never."""
     return Defragmenting(placement, every_h * 3600.0, moves) if every_h > 0.0 else placement
 
 
@@ -85,7 +89,7 @@ class Scatter(NamedTuple):
         return cls(snapshot, allocation, slots, slowdown, left_s, movable)
 
     def scattered(self) -> list[int]:
-        """Who could gain by a better place, the most first."""
+        """Rows that could gain by a better place, the largest gain first."""
         best = self._best_slowdown()
         worth_s = self.left_s * (1.0 - best / self.slowdown) - self.snapshot.jobs.pause_s
         rows = np.flatnonzero(self.movable & (self.slowdown > best) & (worth_s > 0.0))
@@ -110,7 +114,7 @@ class Scatter(NamedTuple):
         return self.slots.take(keep)
 
     def trials(self, row: int) -> Iterator[list[int]]:
-        """Who to move for a row's sake: itself; or first itself and then those on one node."""
+        """Rows to move for a row's sake: itself; or first itself and then those on one node."""
         yield [row]
         columns, gpus = self.snapshot.cluster.columns, self.slots.totals
         lone = np.flatnonzero(self.movable & (gpus < gpus[row]) & (np.diff(self.slots.first) == 1))

@@ -126,9 +126,9 @@ def place_by_speed(
     reserved: IntColumn,
     speed: PlaceSpeed,
 ) -> Slots:
-    """Seat every row: who is seated first, then who can't span nodes, then the others by order.
+    """Seat every row: seated ones first, then those that can't span nodes, then others by order.
 
-    Who wants so many GPUs of each kind gets them close together: there is nothing to choose.
+    A row that wants a number of each kind gets them close together: there is nothing to choose.
     """
     found = after_keeping(columns, slots, request, reserved)
     rows, kinds = request.gpus.shape

@@ -64,7 +64,7 @@ def without_changing(slots: Slots, request: PlacementRequest) -> Slots:
 
 @part
 def stay(found: PartialPlacement, seats: Slots, request: PlacementRequest, row: int) -> None:
-    """Give a row what it has held, as far as it is free, then more beside that.
+    """Give a row what it has held, as far as it is free, then more next to that.
 
     `seats` is cut down to what it holds on to.
     """
@@ -166,8 +166,8 @@ def place_gathered(
     reserved: IntColumn,
     speed: PlaceSpeed,
 ) -> Slots:
-    """Seat every row: those whose share stays where they are, then who can't span nodes, then the
-    others by order.
+    """Seat every row: those whose share stays where they are, then those that can't span nodes,
+    then the others by order.
     """
     found = after_keeping(columns, without_changing(slots, request), request, reserved)
     rows, kinds = request.gpus.shape

@@ -38,7 +38,7 @@ SLACK_S: Final = 1e-6  # more than times differ by rounding
 
 @part
 def census(room: FreeGpus, kind: int) -> IntMatrix:
-    """How many nodes of a kind (-1: any) each rack has with so many GPUs free."""
+    """How many nodes of a kind (-1: any) each rack has, by number of free GPUs."""
     columns = room.columns
     counts = np.zeros((room.rack_free.shape[0], room.head.shape[1]), np.int64)
     for node in range(room.node_free.shape[0]):
@@ -49,7 +49,7 @@ def census(room: FreeGpus, kind: int) -> IntMatrix:
 
 @part
 def free_on(counts: IntMatrix, rack: int, nodes: int) -> int:
-    """GPUs that are free on so many nodes of a rack (-1: of all), the emptiest."""
+    """GPUs that are free on the `nodes` emptiest nodes of a rack (-1: of all)."""
     gpus = 0
     for free in range(counts.shape[1] - 1, 0, -1):
         here = counts[:, free].sum() if rack < 0 else counts[rack, free]
@@ -121,7 +121,7 @@ def place_local(
 ) -> tuple[Slots, IntColumn]:
     """Seats, and by island what is held for rows that do not have all they need yet.
 
-    Who sits somewhere stays and grows. The others ask in order of `wishes`, those of `asks`.
+    A seated row stays and grows. The others ask in order of `wishes`, those of `asks`.
     """
     found = after_keeping(columns, slots, request, reserved)
     kinds, held = request.gpus.shape[1], nothing_taken(int(columns.island_gpus.sum()) + 1)
@@ -151,7 +151,7 @@ class PhillyPlacement:
     """Starts a job on the fewest nodes of one rack, and relaxes that while it has no place.
 
     A job that has a share asks for nodes of the rack that has most of them with room, the emptiest
-    of these first, even if it fits beside others: few nodes are left without a job. It holds what
+    of these first, even if it fits next to others: few nodes are left without a job. It holds what
     is free there. If it does not get all its GPUs within `timeout_s` it releases what it
     holds, waits for `backoff_s`, and asks again, each time on up to one more node; in the end in
     several racks. What it waited for before it had a share does not count.
@@ -175,10 +175,11 @@ class PhillyPlacement:
         before, more = kept_back(snapshot), np.minimum(tries, 1e9).astype(np.int64)
         found, held = place_local(columns, slots, request, before, asks, more)
         found = found.take(leaders_of(slots, allocation))
-        # All or none: who has found GPUs of one kind and not of another waits, too.
+        # All or none: a row that has found GPUs of one kind and not of another waits, too.
         starts = (slots.totals == 0) | (found.totals == 0)
         refused = starts & (found.totals < allocation.gpus)
-        # Who has lost some of its GPUs, as on a drained node, may have too few left to run on.
+        # A row that has lost some of its GPUs, as on a drained node, may have too few left to run
+        # on.
         refused |= found.totals < np.minimum(jobs.gpus_min, allocation.gpus)
         found = found.take(np.where(refused, -1, np.arange(slots.rows)))
         next_s = snapshot.now_s + np.where(asks, self.timeout_s, cycle_s) - since_s + SLACK_S

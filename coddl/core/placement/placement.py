@@ -110,7 +110,7 @@ def _wrong(snapshot: Snapshot, allocation: Allocation, placed: Placed) -> str | 
             return f"job {jobs.id[row]} is to have {kinds[row]} of each kind, not {given[row]}"
     silent = (shares == 0) & (wanted > 0) & ~placed.waiting.covered(jobs.size)
     if silent.any():
-        return f"job {jobs.id[np.argmax(silent)]} is not placed and not told why"
+        return f"job {jobs.id[np.argmax(silent)]} is not placed and has no reason"
     return None
 
 

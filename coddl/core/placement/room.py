@@ -68,7 +68,7 @@ def unfile(room: FreeGpus, node: int) -> None:
 
 @part
 def change_free(room: FreeGpus, node: int, gpus: int) -> None:
-    """Count so many more GPUs of a node as free, or fewer."""
+    """Count `gpus` more GPUs of a node as free; fewer if negative."""
     unfile(room, node)
     room.node_free[node] += gpus
     room.zone_free[room.zone[node]] += gpus
@@ -78,13 +78,13 @@ def change_free(room: FreeGpus, node: int, gpus: int) -> None:
 
 @kernel
 def free_gpus_of(columns: ClusterColumns, used: IntColumn) -> FreeGpus:
-    """The room that is left where so many GPUs of each island are used."""
+    """The room that is left where `used` GPUs of each island are used."""
     nodes = columns.node_gpus.shape[0]
     zones, size = np.empty((2, nodes), np.int64), 0
     zone = np.empty(nodes, np.int64)
     for node in range(nodes):
         kind, rack, at = columns.node_kind[node], columns.node_rack[node], size
-        # Nodes of a zone mostly stand beside each other: look there first.
+        # Nodes of a zone are mostly adjacent: look there first.
         if node > 0 and zones[0, zone[node - 1]] == kind and zones[1, zone[node - 1]] == rack:
             at = zone[node - 1]
         else:
@@ -134,7 +134,7 @@ def nothing_taken(most: int) -> Taken:
 
 @part
 def note(taken: Taken, row: int, island: int, gpus: int) -> None:
-    """Write down that a row has so many GPUs of an island."""
+    """Record that a row has `gpus` GPUs of an island."""
     at = taken.size[0]
     taken.row[at] = row
     taken.island[at] = island
@@ -144,7 +144,7 @@ def note(taken: Taken, row: int, island: int, gpus: int) -> None:
 
 @part
 def best_island(free: IntColumn, begin: int, end: int, gpus: int) -> int:
-    """Of islands begin .. end-1 the one that so many GPUs fill best, else the widest."""
+    """Of islands begin .. end-1 the one that `gpus` GPUs fill best, else the widest."""
     best = begin
     for island in range(begin + 1, end):
         here, most = free[island], free[best]
@@ -162,7 +162,7 @@ def take_islands(
 ) -> None:
     """Give a row `gpus` GPUs of a node that has them, on the islands that suit them best.
 
-    Node n has islands first[n] .. first[n+1]-1, of which so many GPUs are free.
+    Node n has islands first[n] .. first[n+1]-1, with free[island] GPUs free each.
     """
     while gpus > 0:
         best = best_island(free, first[node], first[node + 1], gpus)
@@ -199,7 +199,7 @@ def give_back(room: FreeGpus, taken: Taken, size: int) -> None:
 
 @part
 def suits(room: FreeGpus, zone: int, kind: int, rack: int) -> bool:
-    """Tell whether a zone is of this kind and rack, where they are given."""
+    """Return whether a zone is of this kind and rack, where they are given."""
     return bool(
         (kind < 0 or room.zone_kind[zone] == kind) and (rack < 0 or room.zone_rack[zone] == rack)
     )
@@ -227,7 +227,7 @@ def widest(room: FreeGpus, kind: int, rack: int) -> int:
 
 @part
 def nodes_to_hold(room: FreeGpus, sizes: IntColumn, need: int, kind: int) -> int:
-    """The fewest nodes of a kind (-1: any), of these sizes, that hold so many GPUs; or too many."""
+    """The fewest nodes of a kind (-1: any), of these sizes, that hold `need` GPUs; or too many."""
     of_size, nodes = np.zeros(room.head.shape[1], np.int64), 0
     for node in range(sizes.shape[0]):
         if kind < 0 or room.columns.node_kind[node] == kind:

@@ -1,4 +1,4 @@
-"""Close together only who needs it (Tiresias, NSDI '19, model profile-based placement)."""
+"""Gather only jobs that need it (Tiresias, NSDI '19, model profile-based placement)."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
@@ -38,7 +38,7 @@ PAYS: Final = 1.05  # a job that one node more slows down by more than that is b
 
 @part
 def take_together(found: PartialPlacement, row: int, need: int, kind: int) -> None:
-    """Give a row so many more GPUs if it then lies on the fewest nodes there could be; or none."""
+    """Give a row `need` more GPUs if it then lies on the fewest nodes there could be; or none."""
     room, taken, columns = found.room, found.taken, found.room.columns
     free, mine, held, left = room.node_free.copy(), 0, 0, need
     seen = np.zeros(free.shape[0], np.bool_)
@@ -86,7 +86,7 @@ def place_by_profile(
     skewed: BoolColumn,
     reserved: IntColumn,
 ) -> Slots:
-    """Seat every row: who is seated first, then by order; a skewed one on the fewest nodes only."""
+    """Seat every row: seated ones first, then by order; a skewed one on the fewest nodes only."""
     found = after_keeping(columns, slots, request, reserved)
     room, kinds = found.room, request.gpus.shape[1]
     for row in request.order:

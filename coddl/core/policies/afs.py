@@ -15,7 +15,7 @@ from coddl.core.kernels import (
     COIN,
     KEEP,
     LENGTH,
-    NOBODY,
+    NO_ROW,
     SKIP,
     RankedRows,
     empty_ranking,
@@ -107,7 +107,7 @@ class AfsL(KindPolicy):
         return parameters(LENGTH, CONTESTS.index(self.contest))
 
     def by_kind(self, snapshot: Snapshot) -> Allocation:
-        """The shortest have a claim to their minimum; duels decide who gets which GPUs."""
+        """The shortest have a claim to their minimum; duels decide which job gets which GPUs."""
         jobs = snapshot.jobs
         left_s = np.nan_to_num(snapshot.seconds_left_at(jobs.gpus_min), nan=np.inf)
         claim = served_all(snapshot, np.lexsort((jobs.id, left_s))).claim
@@ -122,7 +122,7 @@ def grow_in_order(
     """Hand out what is left in the line's order: the last of a pass with coins have the edge."""
     size = snapshot.rows.shape[0]
     order, rows = np.empty(size, np.int64), np.empty(size, np.int64)
-    select_first(ranked, ANY, NOBODY, size, order)
+    select_first(ranked, ANY, NO_ROW, size, order)
     sort_heap(order, size, ranked.keys)
     ordered = np.empty(size, np.int64)
     for i in range(size):
@@ -176,14 +176,16 @@ def afs_p(
 @dataclass(frozen=True)
 class AfsP(KindPolicy):
     """Favours short jobs and jobs that make good use of more GPUs, without knowing lengths: under
-    overload jobs take turns, and a coin is tossed where lengths would decide.
+    overload jobs take turns, and a random choice is made where lengths would decide.
 
     Partial share · under overload, least often served first, gpus_min each for one turn · cap: the
     model's largest useful share.
     """
 
     lease_h: Annotated[
-        float, "above 0", Meaning("hours that a turn lasts: a share is kept so long under overload")
+        float,
+        "above 0",
+        Meaning("hours that a turn lasts: under overload a share is kept this long"),
     ] = 2.0
     tie: Annotated[
         Literal["coin", "keep"],
@@ -216,7 +218,7 @@ class AfsP(KindPolicy):
         return super().__call__(with_short_turns(snapshot, COLUMN.lease_end_s, most_s))
 
     def by_kind(self, snapshot: Snapshot) -> Allocation:
-        """Leases as above; duels without lengths decide who gets which GPUs."""
+        """Leases as above; duels without lengths decide which job gets which GPUs."""
         jobs, now_s, total = snapshot.jobs, snapshot.now_s, snapshot.cluster.gpus_total
         memory, kept = snapshot.memory.copy(), np.zeros(jobs.size, np.int64)
         if jobs.gpus_min.sum() >= total:

@@ -14,7 +14,7 @@ from coddl.core.jobs import GPUS_MIN
 from coddl.core.kernels import next_share
 from coddl.core.snapshot import KernelSnapshot
 
-NOBODY = kernel_int(-1)
+NO_ROW = kernel_int(-1)
 
 
 class Bids(NamedTuple):
@@ -57,17 +57,17 @@ def concave(bids: Bids, bidder: int, free: int, corners: IntColumn) -> int:
 def steps_of(bids: Bids, free: int) -> BidSteps:
     """The steps along the hull of every row. On one hull they gain less and less: in order, too."""
     bidders, shares = bids.log_value.shape
-    who, before, after = np.empty((3, bidders * shares), np.int64)
+    bidders_of, before, after = np.empty((3, bidders * shares), np.int64)
     gain, corners, size = np.empty(bidders * shares), np.empty(shares, np.int64), 0
     for bidder in range(bidders):
         for i in range(1, concave(bids, bidder, free, corners)):
             low, high = corners[i - 1], corners[i]
-            who[size], before[size], after[size] = bidder, low, high
+            bidders_of[size], before[size], after[size] = bidder, low, high
             rise = bids.log_value[bidder, high] - bids.log_value[bidder, low]
             gain[size] = -rise / (high - low)
             size += 1
     order = np.argsort(gain[:size], kind="mergesort")
-    return BidSteps(who[order], before[order], after[order])
+    return BidSteps(bidders_of[order], before[order], after[order])
 
 
 @part
@@ -94,7 +94,7 @@ def partial_allocation(bids: Bids, free: int) -> tuple[IntColumn, FloatColumn]:
     to exaggerate (Cole, Gkatzelis, Goel, EC '13).
     """
     steps = steps_of(bids, free)
-    shares = best_without(bids, steps, free, NOBODY)
+    shares = best_without(bids, steps, free, NO_ROW)
     keeps = np.ones(shares.shape[0])
     for bidder in range(shares.shape[0]):
         if shares[bidder] == bids.held[bidder]:
@@ -110,10 +110,10 @@ def partial_allocation(bids: Bids, free: int) -> tuple[IntColumn, FloatColumn]:
 
 @kernel
 def worst_first(bids: Bids, free: int) -> IntColumn:
-    """All it can use to who would be worst off even so, then to the next (PCS, OSDI '24)."""
+    """Give the app that would be worst off all it can use, then the next (PCS, OSDI '24)."""
     shares, done = bids.held.copy(), np.zeros(bids.held.shape[0], np.bool_)
     for _ in range(shares.shape[0]):
-        worst, share_of_worst = NOBODY, 0
+        worst, share_of_worst = NO_ROW, 0
         for bidder in range(shares.shape[0]):
             most = min(free, bids.fits.shape[1] - 1)
             while most > 0 and not bids.fits[bidder, most]:

@@ -38,7 +38,7 @@ COLUMN = memory_columns(
 
 
 class Apps(NamedTuple):
-    """Who bids, by row."""
+    """The apps that bid, by row."""
 
     leads: BoolColumn  # the row that stands for its app
     start_s: FloatColumn  # when the app came
@@ -69,7 +69,7 @@ def crowd_of(snapshot: Snapshot, apps: Apps, memory: FloatMatrix) -> FloatColumn
     """The mean number of apps during each row's stay; brings its memory up to now.
 
     With n apps since the last decision, the area under their number is `crowd_s` + n x time; the
-    memory holds both, as who has left since can't be counted any more.
+    memory holds both, as apps that have left since can't be counted any more.
     """
     now_s, stay_s = snapshot.now_s, snapshot.now_s - snapshot.jobs.submitted_s
     seen = memory[:, COLUMN.crowd] > 0
@@ -132,7 +132,7 @@ class Fairness(NamedTuple):
 
 
 def fairness_of(snapshot: Snapshot, outlook: Outlook, rows: IntColumn) -> Fairness:
-    """rho of these rows at every share, from where they sit; who sits nowhere finds the best."""
+    """rho of these rows at every share, from their seats; rows without seats get the best ones."""
     jobs, speeds = snapshot.jobs, snapshot.speeds
     curves, least = jobs.curve[rows], jobs.gpus_min[rows]
     step_s, shares = speeds.step_s[curves], np.arange(speeds.step_s.shape[1])

@@ -1,4 +1,4 @@
-"""Tiresias-G (NSDI '19): who is likeliest to end soon, by the GPU-time that past jobs took.
+"""Tiresias-G (NSDI '19): the jobs likeliest to end soon, by the GPU-time that past jobs took.
 
 The Gittins index of a job that has had a of GPU-time, with the next quantum D in view, is
 
@@ -108,7 +108,9 @@ class TiresiasG:
     ] = (1.0,)
     promote: Annotated[
         float,
-        Meaning("back to the first queue after waiting so many times its run time; 0: never"),
+        Meaning(
+            "a job returns to the first queue after waiting this many times its run time; 0: never"
+        ),
     ] = 0.0
     services_gpu_h: Annotated[
         tuple[float, ...],

@@ -1,4 +1,4 @@
-"""Shares by kind of GPU, for policies that know how fast each is: who is worth the fast ones.
+"""Shares by kind of GPU, for policies that know how fast each is: which jobs get the fast ones.
 
 GPUs are dealt kind by kind, the fastest first. A job that is served starts with a claim to its
 minimum, as if of the slowest kind. So it competes for a faster kind with what that gains over the
@@ -27,8 +27,8 @@ from coddl.core.snapshot import Snapshot
 from coddl.core.speed.places import Places
 from coddl.core.speed.table import damped
 
-# Beside LENGTH and COIN: the next GPU goes to who has least, or where weight times gain is largest,
-# the gain in damped speed or in its logarithm.
+# Next to LENGTH and COIN: the next GPU goes to the job with least, or where weight x gain is
+# largest, the gain in damped speed or in its logarithm.
 LEAST, WEIGHTED, WEIGHTED_LOG = 3, 4, 5
 STEPS_AHEAD: Final = 8  # useful shares that WEIGHTED looks at, so that no kink in a curve is a wall
 TIE: Final = 1.0 + 1e-12  # a larger step must gain more than rounding does
@@ -75,7 +75,7 @@ def factor(table: KindShares, k: int, kind: int) -> float:
 
 @part
 def effective_gpus(table: KindShares, k: int, kind: int, more: int) -> float:
-    """What a job has with so many more of a kind, counted in GPUs of the table's kind."""
+    """A job's GPUs with `more` GPUs of a kind, counted in GPUs of the table's kind."""
     effective = more / factor(table, k, kind) if more > 0 else 0.0
     for each in range(table.shares.shape[1]):
         effective += table.shares[k, each] / factor(table, k, each)
@@ -84,13 +84,13 @@ def effective_gpus(table: KindShares, k: int, kind: int, more: int) -> float:
 
 @part
 def nodes_for(table: KindShares, kind: int, gpus: int) -> int:
-    """The fewest nodes that so many GPUs of a kind lie on."""
+    """The fewest nodes that hold `gpus` GPUs of a kind."""
     return int((gpus + table.node_gpus[kind] - 1) // table.node_gpus[kind]) if gpus > 0 else 0
 
 
 @part
 def speed_at(table: KindShares, k: int, gpus: int, nodes: int, effective: float) -> float:
-    """Iterations a second of a job on so many GPUs, on so many nodes, that do so much for it."""
+    """Iterations per second of a job on these GPUs and nodes; `effective` weighs GPUs by kind."""
     curve, factors = table.curve[k], table.places.nodes
     step_s = table.step_s[curve, min(gpus, table.step_s.shape[1] - 1)]
     step_s *= factors[curve, min(gpus, factors.shape[1] - 1), min(nodes, factors.shape[2] - 1)]
@@ -99,7 +99,7 @@ def speed_at(table: KindShares, k: int, gpus: int, nodes: int, effective: float)
 
 @part
 def speed(table: KindShares, k: int, kind: int, more: int) -> float:
-    """Iterations a second of a job with so many more GPUs of a kind."""
+    """Iterations per second of a job with `more` GPUs of a kind added."""
     gpus, nodes = ZERO, ZERO
     for each in range(table.shares.shape[1]):
         here = table.shares[k, each] + (more if each == kind else 0)
@@ -171,7 +171,7 @@ def weigh(
 
 @part
 def beats_by_far(them: Contenders, rule: int, x: int, champion: int) -> bool:
-    """Tell whether x takes the next GPUs from the champion where they may change who ends first.
+    """Return whether x takes the next GPUs from the champion if they may change which ends first.
 
     The AFS rule supposes that the shorter job ends first, whichever gets them. That is not so where
     a step makes a job ten times as fast. Let l be the seconds left now and r = p'/p. If the longer
@@ -192,7 +192,7 @@ def beats_by_far(them: Contenders, rule: int, x: int, champion: int) -> bool:
 
 @part
 def best(them: Contenders, rule: int, by_far: bool, count: int) -> int:
-    """Who gets the next GPUs: the champion of one pass of duels, or the first with least."""
+    """The row that gets the next GPUs: the champion of a pass of duels, or the first with least."""
     champion = ZERO
     for x in range(1, count):
         if rule >= LEAST:
@@ -288,7 +288,7 @@ def move(table: KindShares, free_gpus: FreeByKind, k: int) -> bool:
 def deal(table: KindShares, free_gpus: FreeByKind, rule: int, seed: int) -> None:
     """Deal GPUs: the faster kinds by duels, what claims are left, then growth by duels.
 
-    Then who gains by it moves to the GPUs that are left, and what is set free is dealt: nobody
+    Then jobs that gain by it move to the GPUs that are left, and what is set free is dealt: no job
     loses by that.
     """
     size = table.claim.shape[0]
@@ -312,9 +312,9 @@ def deal(table: KindShares, free_gpus: FreeByKind, rule: int, seed: int) -> None
 
 
 class Served(NamedTuple):
-    """Whom a policy serves: by position in `order`, with how much at least, and who may grow."""
+    """The jobs that a policy serves, by position in `order`: least shares, and which may grow."""
 
-    order: IntColumn  # rows, who goes first where duels leave it open
+    order: IntColumn  # rows, in the order that breaks ties of duels
     claim: IntColumn
     grows: BoolColumn
     scale: FloatColumn | None = None  # what gains count, where they are weighted

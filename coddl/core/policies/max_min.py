@@ -11,7 +11,7 @@ from coddl.core.heaps import sort_heap
 from coddl.core.jobs import GPUS, GPUS_MIN, LAST_START_S
 from coddl.core.kernels import (
     ANY,
-    NOBODY,
+    NO_ROW,
     SKIP,
     empty_ranking,
     grow_all,
@@ -40,7 +40,7 @@ def max_min(
         ranked.need[k] = shares[k]
         ranked.holds[k] = snapshot.jobs.ints[GPUS, row] > 0
         ranked.keys[0, k] = snapshot.jobs.floats[LAST_START_S, row] if ranked.holds[k] else np.inf
-    select_first(ranked, ANY, NOBODY, size, turn)
+    select_first(ranked, ANY, NO_ROW, size, turn)
     sort_heap(turn, size, ranked.keys)
     while left > 0:
         before = left
@@ -71,7 +71,7 @@ class MaxMin(KindPolicy):
     why = "jobs that started earlier hold the GPUs"
 
     def by_kind(self, snapshot: Snapshot) -> Allocation:
-        """Deal the next GPUs to who has least."""
+        """Deal the next GPUs to the job that has least."""
         jobs = snapshot.jobs
         start_s = np.where(jobs.gpus > 0, jobs.last_start_s, np.inf)
         return Allocation(

@@ -18,12 +18,12 @@ from coddl.core.waiting import counted
 
 
 class QueueAccounts(NamedTuple):
-    """What jobs need and queues are entitled to, and who has what so far."""
+    """What jobs need, what queues are entitled to, and the shares so far."""
 
     need: IntColumn
     queue: IntColumn
     quota: IntColumn  # of each queue
-    line: IntColumn  # rows: who runs first, in order of start
+    line: IntColumn  # rows: running ones first, in order of start
     shares: IntColumn
     own: IntColumn  # of each queue: what it has of its quota
     lent: BoolColumn  # which rows are beyond their queue's quota
@@ -31,7 +31,7 @@ class QueueAccounts(NamedTuple):
 
 @part
 def take_back(accounts: QueueAccounts) -> int:
-    """Stop the newest borrower, the last in line of those who run; return what it held."""
+    """Stop the newest borrower, the last in line of those that run; return what it held."""
     for k in range(accounts.line.shape[0] - 1, -1, -1):
         row = accounts.line[k]
         if accounts.lent[row] and accounts.shares[row] > 0:
@@ -42,7 +42,7 @@ def take_back(accounts: QueueAccounts) -> int:
 
 @part
 def grant(accounts: QueueAccounts, gpus: int, reclaim_at: float) -> bool:
-    """Serve the first claim within a quota that can be served; tell whether there was one."""
+    """Serve the first claim within a quota that can be served; return whether there was one."""
     free, borrowed = gpus - accounts.shares.sum(), accounts.shares[accounts.lent].sum()
     takes_back = gpus - free >= reclaim_at * gpus
     for row in accounts.line:
@@ -88,10 +88,10 @@ def serve(
     gpus: int,
     reclaim_at: float,
 ) -> tuple[IntColumn, IntColumn]:
-    """The shares, and what each queue has of its own. `line`: who runs first, in order of start."""
+    """The shares, and each queue's own part. `line`: running rows first, in order of start."""
     shares, own, lent = np.zeros_like(need), np.zeros_like(quota), np.zeros(need.shape[0], np.bool_)
     accounts, free = QueueAccounts(need, queue, quota, line, shares, own, lent), gpus
-    for row in line:  # who runs stays; what is beyond its queue's quota is borrowed
+    for row in line:  # a running row stays; what is beyond its queue's quota is borrowed
         if runs[row] and need[row] <= free:
             shares[row], free = need[row], free - need[row]
             if own[queue[row]] + need[row] <= quota[queue[row]]:

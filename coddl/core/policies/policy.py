@@ -71,7 +71,7 @@ class RulePolicy(ABC):
 def with_reasons(
     snapshot: Snapshot, allocation: Allocation, why: str, need: IntColumn | None = None
 ) -> Allocation:
-    """Tell those that get nothing why: who holds the GPUs that they need, by default the minimum.
+    """Add a reason to rows that get nothing: which jobs hold the GPUs they need (default: minimum).
 
     Reasons that the allocation gives already hold before these.
     """
@@ -95,7 +95,7 @@ def with_reasons(
 
 
 def only_free(gpus: int) -> str:
-    """Say how many GPUs are free for a job that needs more."""
+    """Return a sentence: how many GPUs are free for a job that needs more."""
     return f"only {counted(gpus, 'GPU')} free" if gpus else "no GPU is free"
 
 

@@ -112,7 +112,7 @@ def change_queue(
 def next_move_s(
     snapshot: KernelSnapshot, params: FloatColumn, memory: FloatMatrix, shares: IntColumn
 ) -> float:
-    """When the first job leaves its queue or a turn ends, given who runs from now on."""
+    """When the first job leaves its queue or a turn ends, given the rows that run from now on."""
     wake_at_s, turn_end_s, waits = np.inf, np.inf, False
     for k in range(snapshot.rows.shape[0]):
         row = snapshot.rows[k]
@@ -171,7 +171,9 @@ class TiresiasL(RulePolicy):
     ] = (1.0,)
     promote: Annotated[
         float,
-        Meaning("back to the first queue after waiting so many times its run time; 0: never"),
+        Meaning(
+            "a job returns to the first queue after waiting this many times its run time; 0: never"
+        ),
     ] = 0.0
     count: Annotated[
         Literal["total", "since-start"],

@@ -23,7 +23,7 @@ UserEvent = (
 
 
 def is_news(pool: Pool, event: UserEvent, registry: Registry = BUILT_IN) -> bool:
-    """Tell whether a request changes anything; raise if it can't be met."""
+    """Return whether a request changes anything; raise if it can't be met."""
     match event:
         case r.JobSubmitted(job, spec):
             assert job not in pool.jobs, f"job {job} exists"
@@ -54,7 +54,7 @@ def is_news(pool: Pool, event: UserEvent, registry: Registry = BUILT_IN) -> bool
 
 
 def _check_fits(pool: Pool, what: str, option: str, gpus: int, *, spans: bool) -> None:
-    """Raise if the pool could not run a job on so many devices even if it were empty."""
+    """Raise if the pool could not run a job on `gpus` devices even if it were empty."""
     up = [node for node in pool.nodes.values() if node.is_up]
     if (bounds := pool.engine.bounds) is not None:
         most = bounds.most * bounds.gpus if spans else bounds.gpus
@@ -87,7 +87,7 @@ def _check_fits(pool: Pool, what: str, option: str, gpus: int, *, spans: bool) -
 
 
 def find(pool: Pool, job: int) -> JobState:
-    """Give a job, or raise."""
+    """Return a job, or raise."""
     if job not in pool.jobs:
         raise NotFound(f"job {job} cannot be found", "no job has that number", "coddl ls --all")
     return pool.jobs[job]
@@ -117,7 +117,7 @@ def _alive(pool: Pool, job: int, wanted: str) -> JobState:
 
 
 def alive(state: JobState, wanted: str) -> JobState:
-    """Give a job that is to be `wanted`, or raise: it has ended, or is about to."""
+    """Return a job that is to be `wanted`, or raise: it has ended, or is about to."""
     if state.is_over:
         raise Conflict(
             f"job {state.id} cannot be {wanted}",

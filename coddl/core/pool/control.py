@@ -3,13 +3,13 @@
     take(event)    checks an event and folds what is new of it; raises for a user's mistake
     conclude()     decides if something calls for it, and puts decisions into effect as far as
                    devices are free; gives all records since the last time, to be journalled before
-                   anybody hears of them
+                   they are published
     note()         gives the records without concluding anything: that is owed then
 
 A driver takes the events of an instant together: a hundred submits make one decision. Effects are
 orders: a node whose orders changed is to be instructed (`Pool.orders`). Devices change hands so:
 
-    Decided: job A loses slot 3, B gets it     Aimed(A): its lead and the node of slot 3 are told
+    Decided: job A loses slot 3, B gets it     Aimed(A): its lead and the node of slot 3 get orders
     the worker on slot 3 leaves                the node reports it empty: SlotFreed(3)
                                                Aimed(B): only now may B use it
 """
@@ -55,7 +55,7 @@ class ControlOutput(NamedTuple):
     records: tuple[r.Record, ...]
     instruct: frozenset[str]  # nodes whose orders are to be sent
     wake_at_s: float | None  # when to send `Woke`, if nothing happens before
-    dropped: tuple[r.RunReported, ...] = ()  # not the word of the run's lead
+    dropped: tuple[r.RunReported, ...] = ()  # not from the run's lead
     failed: FailedDecision | None = None  # by a policy that is not ours
 
 
@@ -78,7 +78,7 @@ class ControlPlane:
         self._records: list[r.Record] = []
         self._dropped: list[r.RunReported] = []
         self._why = ""  # to decide anew
-        self._hint = ""  # the same, if nothing happens beside it
+        self._hint = ""  # the same, if nothing else happens
         self._due = ""  # the same, if the time for it has come and there is no other cause
         self._awaited: set[str] = set()
         self._rest_until_s = 0.0  # nothing is decided, unless all of them are back
@@ -90,7 +90,7 @@ class ControlPlane:
         return self.conclude(now_s)
 
     def await_nodes(self, nodes: Collection[str], rest_until_s: float = 0.0) -> None:
-        """Let nodes keep what they have until they have come back or are lost: who knows what runs.
+        """Let nodes keep what they have until they are back or lost: their runs are unknown.
 
         Until then they are silent: they get nothing new, and what is led from there stays as it is.
         Most come back at once; until `rest_until_s` nothing is decided without them.
@@ -119,7 +119,7 @@ class ControlPlane:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Nodes that were not heard of since the server was restarted."""
+        """Nodes that have not reported since the server was restarted."""
         return frozenset(self._awaited)
 
     # What happens.
@@ -231,7 +231,7 @@ class ControlPlane:
         if place is not None and place.is_up:
             self._lose(r.NodeLost(event.node, place.boot, "its agent was restarted"), now_s)
         if place is not None and place.drained_by == AGENT:
-            self._add(r.NodeUndrained(event.node, AGENT), now_s)  # this one was told nothing
+            self._add(r.NodeUndrained(event.node, AGENT), now_s)  # the new agent had no notice
         known = {} if place is None else {self.pool.slots[s].device.index: s for s in place.slots}
         fresh = self.pool.next_slot
         slots = []
@@ -257,7 +257,7 @@ class ControlPlane:
         self._note_others(place, event.others)
         note_turns(self.pool, place, event.turns)
         if event.version != place.version:
-            return  # it has not heard the newest; it will tell again when it has
+            return  # it does not have the newest orders; it reports again when it has
         for freed in list(freed_slots(self.pool, event)):
             if self.pool.slots[freed.slot].is_stuck:
                 self._call(f"a GPU of node {event.node} is free again")  # it was not counted on
@@ -268,9 +268,9 @@ class ControlPlane:
             self._compare_runs(place, event.runs, now_s)
 
     def _compare_runs(self, place: NodeState, runs: Set[r.RunId], now_s: float) -> None:
-        """Take runs for lost that a node shall lead and does not list.
+        """Treat runs as lost that a node should lead and does not list.
 
-        Its word of how they ended will never come: it lists a run until that is acknowledged.
+        Its report of how they ended will never come: it lists a run until that is acknowledged.
         """
         wanted = {r.RunId(job, self.pool.jobs[job].attempt) for job in place.leads}
         for job, attempt in sorted(wanted - runs):
@@ -279,15 +279,15 @@ class ControlPlane:
             step = self.pool.jobs[job].step
             self._on_run(r.RunEnded(job, attempt, "lost", step, trouble=trouble), now_s)
         if runs - wanted:
-            self.pool.touched.add(place.name)  # it is told once more what it shall lead
+            self.pool.touched.add(place.name)  # its orders are sent once more
 
     def _note_others(self, place: NodeState, others: Mapping[int, str]) -> None:
         """Take in which devices are used by processes that are none of the pool's."""
         for slot in (self.pool.slots[number] for number in place.slots):
-            who = others.get(slot.device.index, "")
-            if who != slot.others:
-                slot.others = who
-                does = f"is used by {who}" if who else "is no longer used by others"
+            user = others.get(slot.device.index, "")
+            if user != slot.others:
+                slot.others = user
+                does = f"is used by {user}" if user else "is no longer used by others"
                 self._call(f"GPU {slot.device.index} of node {place.name} {does}")
 
     def _lose(self, lost: r.NodeLost, now_s: float) -> None:
@@ -310,7 +310,7 @@ class ControlPlane:
         return min(nodes, key=order).name
 
     def _on_engine(self, report: r.EngineReported, now_s: float) -> None:
-        """Take in which nodes an engine has, and decide how many there shall be."""
+        """Take in which nodes an engine has, and decide how many are wanted."""
         for lost in ended_nodes(self.pool, report):
             self._lose(lost, now_s)
         for record in news_of(self.pool, report, now_s):
@@ -327,7 +327,7 @@ class ControlPlane:
     # Runs.
 
     def _on_run_reported(self, event: r.RunReported, now_s: float) -> None:
-        """Hear the lead of a run, and nobody else."""
+        """Handle a report of a run's lead; drop one from any other agent."""
         fact = event.fact
         if not self.pool.is_of_lead(event):
             self._dropped.append(event)
@@ -339,7 +339,7 @@ class ControlPlane:
     def _on_run(self, fact: r.RunFact, now_s: float) -> None:
         job = self.pool.jobs[fact.job]
         if not self._may_say(job, fact):
-            return  # a ghost: word of a run that we have since stopped
+            return  # stale: a report about a run that was stopped since
         match fact:
             case r.RunPrepared() if job.knows(fact):
                 return  # a repeat, or another attempt's
@@ -380,7 +380,7 @@ class ControlPlane:
                 assert_never(fact)
 
     def _may_say(self, job: JobState, fact: r.Record) -> bool:
-        """Tell whether such word can be: of a run, or that a run we took for lost had succeeded."""
+        """Return whether a report is valid: of a live run, or a success of a run taken for lost."""
         if job.has_run:
             return True
         return not job.is_over and isinstance(fact, r.RunEnded) and fact.outcome == "succeeded"
@@ -431,15 +431,15 @@ class ControlPlane:
             self._add(outcome.record, now_s)
 
     def _start_due_s(self, job: JobState) -> float | None:
-        """Tell until when a job must have made its first step; None: we would not hear of it."""
+        """Return until when a job must have made its first step; None: it would not be reported."""
         if job.lead is None or self.pool.is_deaf(job):
             return None
-        # Who was away tells what has happened meanwhile only after it has come back.
+        # An agent that was away reports what happened meanwhile only after it has come back.
         since_s = max(job.story[-1].at_s, self.pool.nodes[job.lead].back_s)
         return since_s + self._start_within_s(job)
 
     def _start_within_s(self, job: JobState) -> float:
-        """Tell how long a start may take: it makes no progress while it waits for its turn."""
+        """Return how long a start may take: it makes no progress while it waits for its turn."""
         within_s = job.spec.launch.start_within_s
         return within_s if job.sharers == 1 else (within_s + job.turn_s) * job.sharers
 
@@ -454,7 +454,7 @@ class ControlPlane:
                 self._call(f"{self._name(number)} did not start in time")
 
     def note(self) -> ControlOutput:
-        """Give what has happened since the last time, without drawing conclusions."""
+        """Return what has happened since the last time, without drawing conclusions."""
         records, self._records = tuple(self._records), []
         instruct = frozenset(self.pool.touched)
         self.pool.touched.clear()

@@ -21,9 +21,7 @@ from coddl.core.scheduler import Scheduler, Stability
 from coddl.core.seeds import next_seed
 from coddl.core.waiting import Waiting, counted
 
-POOL_STABILITY: Final = Stability(
-    cool_down_s=10.0, reserve_s=10.0
-)  # what a pool keeps to unless told otherwise
+POOL_STABILITY: Final = Stability(cool_down_s=10.0, reserve_s=10.0)  # a pool's default
 UNPLACED: Final = Waiting("Resources", "no GPU is free")
 OTHERS: Final = Waiting("Resources", "every GPU is used by processes outside the pool")
 NO_NODES: Final = Waiting("NodeDown", "no node is available")
@@ -40,7 +38,7 @@ def decide(
     *,
     registry: Registry = BUILT_IN,
 ) -> Decided:
-    """Decide who shall have which devices; `why` says what made us decide."""
+    """Decide which job gets which devices; `why` is the cause of the decision."""
     seed = next_seed(pool.seed)
     policy, placement = registry.policy(pool.policy), registry.placement(pool.placement)
     scheduler, turn_s = Scheduler(policy, stability, placement), turn_s_of(policy)
@@ -100,7 +98,7 @@ def _planned(
 
 
 def _waits(pool: Pool, seen: PoolSnapshot, plan: Plan, row: int) -> Waiting:
-    """Say why a row gets nothing."""
+    """Return why a row gets nothing."""
     return (plan.waiting(row) or UNPLACED) if seen.islands else _nothing(pool)
 
 
@@ -246,7 +244,7 @@ def _trial(pool: Pool, job: JobState, gpus: int, outline: PoolOutline) -> str:
 
 
 def leaving(pool: Pool) -> dict[int, Target]:
-    """Give the jobs that must leave their devices whatever a policy says."""
+    """Return the jobs that must leave their devices whatever a policy says."""
     targets: dict[int, Target] = {}
     for job in pool.live_jobs():
         if job.target and not job.fits:
@@ -259,7 +257,7 @@ def leaving(pool: Pool) -> dict[int, Target]:
 
 
 def _nothing(pool: Pool) -> Waiting:
-    """Say why no device can be used."""
+    """Return why no device can be used."""
     if coming := pool.engine.acquired.keys() - pool.nodes.keys():
         nodes = counted(len(coming), "node")
         return Waiting("Resources", f"{nodes} asked for from {pool.engine.name}, not there yet")
@@ -268,7 +266,7 @@ def _nothing(pool: Pool) -> Waiting:
 
 
 def _drained(pool: Pool) -> str:
-    """Say which devices an operator keeps jobs from; empty if there are none."""
+    """Return which devices an operator keeps jobs from; empty if there are none."""
     up = [node for node in pool.nodes.values() if node.is_up]
     free = {
         node.name: count
@@ -312,7 +310,7 @@ def _with_memory(waits: Waiting, job: JobState) -> Waiting:
 def _next_look(
     pool: Pool, seen: PoolSnapshot, plan: Plan, found: _Placements
 ) -> tuple[float | None, str]:
-    """Say when to decide anew, and why: as the policy asks, when shares that were changed a moment
+    """Return when to decide anew, and why: as the policy asks, when shares that changed a moment
     ago may change again, when a job may grow though unmeasured, or when one has rested.
     """
     now_s, asked_s = seen.snapshot.now_s, float(plan.allocation.wake_at_s)
@@ -343,7 +341,7 @@ def _held_back(pool: Pool, why: str, now_s: float) -> str:
 
 
 def _memories(seen: PoolSnapshot, plan: Plan) -> dict[int, tuple[float, ...]]:
-    """Give what is to be remembered, where that is new."""
+    """Return what is to be remembered, where that is new."""
     return {
         job.id: memory
         for job, values in zip(seen.jobs, plan.memory.tolist(), strict=True)

@@ -50,7 +50,7 @@ class ReportedNode:
 
 @dataclass(frozen=True, slots=True)
 class EngineReported:
-    """An engine has told what it has; a node that it does not name is gone. Soft."""
+    """An engine has reported its nodes; a node that it does not name is gone. Soft."""
 
     engine: str
     bounds: NodeBounds

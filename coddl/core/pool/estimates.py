@@ -1,7 +1,7 @@
 """Steps at sizes that a job was never seen at, replayed from its profile on the links of the pool.
 
-Nodes tell what `coddl inspect` has measured of their links. A job's profile comes with its first
-steps on one device, or from an earlier job that was alike. Both together tell how it scales before
+Nodes report what `coddl inspect` has measured of their links. A job's profile comes with its first
+steps on one device, or from an earlier job that was alike. Both together show how it scales before
 it has been tried. Without either, nothing is estimated.
 """
 
@@ -30,7 +30,7 @@ class PoolOutline(NamedTuple):
 
 
 def outline_of(pool: "Pool") -> PoolOutline:
-    """Give the outline of a pool.
+    """Return the outline of a pool.
 
     Links are rounded: what is worked out for an outline is not to be lost whenever a node with
     almost the same links comes or goes.
@@ -41,7 +41,7 @@ def outline_of(pool: "Pool") -> PoolOutline:
 
 
 def links_of(pool: "Pool") -> dict[LinkClass, LinkSpeed]:
-    """Give the link in the middle of those nodes tell of, for each class."""
+    """Return the median of the links that nodes report, for each class."""
     links: dict[LinkClass, LinkSpeed] = {}
     nodes = [node for node in pool.nodes.values() if node.is_up]
     for name in LINK_CLASSES:
@@ -65,7 +65,7 @@ def note_estimable(pool: "Pool", numbers: Iterable[int]) -> None:
 
 
 def _could_estimate(job: JobState, outline: PoolOutline) -> bool:
-    """Tell whether a job's speeds could be estimated if it had a profile."""
+    """Return whether a job's speeds could be estimated if it had a profile."""
     most = min(job.gpus_most, outline.gpus)
     if most == 1 or job.spec.step_s or job.spec.launch.env.get("CODDL_INSPECT") == "0":
         return False
@@ -87,7 +87,7 @@ def predicted_steps(
 ) -> Mapping[int, PredictedStep]:
     """Replay a step at sizes up to a most or more, on as few nodes as each takes.
 
-    Empty if one of them can't be replayed: estimates for some sizes beside mere assumptions for
+    Empty if one of them can't be replayed: estimates for some sizes and mere assumptions for
     others would make those look better than they are.
     """
     if profile is None or not outline.links:

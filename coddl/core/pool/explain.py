@@ -63,9 +63,9 @@ def explain(
     now_s: float,
     awaited: Collection[str] = (),
 ) -> Explanation:
-    """Tell a job's story, given its records.
+    """Return a job's story, given its records.
 
-    `awaited` are nodes that were not heard of since the server was restarted.
+    `awaited` are nodes that have not reported since the server was restarted.
     """
     job = state.id
     line = [each.id for each in pool.live_jobs() if each.phase in WAITING]
@@ -87,7 +87,7 @@ def explain(
 
 
 def code_of(job: JobState) -> str | None:
-    """Give the code of why a job waits; None if it does not."""
+    """Return the code of why a job waits; None if it does not."""
     if job.phase == "suspended":
         return "Held"
     if not job.is_waiting:
@@ -127,7 +127,7 @@ def sentence(
 
 
 def _others(pool: Pool, job: JobState) -> str:
-    """Say how many other jobs hold devices now, which a decision's reason can't know later."""
+    """Return how many other jobs hold devices now, which a decision's reason can't know later."""
     count = _holding(pool, job.id)
     return f"; {count} other {'job runs' if count == 1 else 'jobs run'}" if count else ""
 
@@ -141,7 +141,7 @@ def _span(seconds: float) -> str:
 
 
 def _why_not_more(pool: Pool, job: JobState, now_s: float) -> str:
-    """Say why a job that could have more has not, while devices are free."""
+    """Return why a job that could have more has not, while devices are free."""
     gpus, (_, most) = len(job.granted), job.bounds(now_s)
     free = sum(not pool.slots[slot].owners for slot in usable(pool))
     if job.phase != "running" or not free or not gpus or gpus >= job.gpus_max:
@@ -171,15 +171,15 @@ def _reserved(pool: Pool, job: JobState) -> str:
         for owner in pool.slots[slot].owners
         if not stays(pool.jobs[owner], slot)  # those take turns with it
     }
-    who = ", ".join(
+    holders = ", ".join(
         f'job {each} "{pool.jobs[each].spec.name}"' if each != job.id else "its previous run"
         for each in sorted(owners)
     )
     nodes = ", ".join(n for n in pool.nodes_of(job.target) if pool.nodes[n].is_silent)
     it = "it" if len(job.target) == 1 else "them"
     until = (
-        f"{who} to release {it}"
-        if who
+        f"{holders} to release {it}"
+        if holders
         else f"node {nodes} to reconnect"
         if nodes
         else f"{it} to become free"
@@ -188,7 +188,7 @@ def _reserved(pool: Pool, job: JobState) -> str:
 
 
 def speed_rows(pool: Pool, job: JobState) -> tuple[SpeedRow, ...]:
-    """Tell how fast a job is at every size, and how we know."""
+    """Return how fast a job is at every size, and how we know."""
     speeds = speeds_by_size(pool, job, size_cap(pool), outline_of(pool))
     first_s = speeds[min(speeds)].likely_s
     rows = []
@@ -315,7 +315,7 @@ def _aim(record: r.Aimed) -> str:
 
 
 def _pass_times(profile: TrainingProfile) -> str:
-    """Tell the times of the largest slice, and which others were measured."""
+    """Return the times of the largest slice, and which others were measured."""
     *others, largest = profile.slices
     times = f"forward {largest.forward_s * 1e3:.3g} ms, backward {largest.backward_s * 1e3:.3g} ms"
     more = f"; slices of {', '.join(str(each.samples) for each in others)}, too" if others else ""

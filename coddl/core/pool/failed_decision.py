@@ -1,6 +1,6 @@
-"""When a policy or placement that is not ours fails: jobs keep what they hold, and it is said why.
+"""When a plug-in policy or placement fails: jobs keep what they hold, and the reason is recorded.
 
-A plug-in is somebody else's code. Whatever it does, the journal must be readable afterwards, and
+A plug-in is third-party code. Whatever it does, the journal must be readable afterwards, and
 no job may lose its devices for it.
 """
 
@@ -64,7 +64,7 @@ def _check_recordable(decided: Decided) -> None:
 
 
 def _held(pool: Pool, error: BaseException, why: str, registry: Registry) -> FailedDecision:
-    """Say what follows from a failed decision: nobody loses devices, and who waits is told why."""
+    """Return the outcome of a failed decision: jobs keep devices, waiting jobs get the reason."""
     trouble = _trouble(pool, error, registry)
     waits = Waiting("PolicyFailed", trouble.sentence)
     waiting = {

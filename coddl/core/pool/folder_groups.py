@@ -64,7 +64,7 @@ def folders_of(pool: Pool) -> dict[str, list[str]]:
 
 
 def _chosen(pool: Pool, folders: dict[str, list[str]]) -> dict[int, str]:
-    """Say in which folder each job runs: where its files are, or where most room is left."""
+    """Return in which folder each job runs: where its files are, or where most room is left."""
     slots = usable(pool)
     room = {
         folder: sum(node in nodes for node in slots.values()) for folder, nodes in folders.items()

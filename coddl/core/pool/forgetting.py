@@ -1,7 +1,7 @@
 """What a pool may forget: jobs that ended long ago, and nodes that have long been gone. Pure.
 
 A pool remembers all that is active, and of what has ended the newest. What is older is in the
-history beside the journal (`recording`), and decides nothing.
+history (`recording`), and does not affect decisions.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ PAST_MAX: Final = 1000  # jobs that have ended that policies may learn from: poo
 
 
 def past_jobs(pool: "Pool") -> list[JobState]:
-    """Give the newest jobs that are over, by their end: policies may learn from them."""
+    """Return the newest jobs that are over, by their end: policies may learn from them."""
     return [pool.jobs[number] for number in islice(reversed(pool.ended), PAST_MAX)][::-1]
 
 
@@ -31,7 +31,7 @@ def forgettable(pool: "Pool", keep: int) -> list[int]:
 
 
 def still_known(pool: "Pool", event: r.JobsForgotten) -> r.JobsForgotten:
-    """Give the event, less the jobs that were forgotten before."""
+    """Return the event, less the jobs that were forgotten before."""
     return r.JobsForgotten(tuple(job for job in event.jobs if job in pool.jobs))
 
 

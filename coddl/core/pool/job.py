@@ -31,7 +31,7 @@ PROFILE_MAX_S: Final = 60.0  # a profile is not waited for any longer
 
 
 def is_news(now: float, told: float) -> bool:
-    """Tell whether a number that moves with every step has moved far enough to be told again."""
+    """Return whether a number that moves with every step has moved enough to be reported again."""
     return abs(now - told) > NEWS * told
 
 
@@ -59,7 +59,7 @@ class JobState:
     priority: int
     phase: Phase = "pending"
     story: list[PhaseTransition] = field(default_factory=list)
-    # What it shall have, and what its agents were told.
+    # What it is to have, and what its agents' orders say.
     target: tuple[int, ...] = ()  # slots, as decided last
     reason: str = ""  # for the target
     turn_s: float = 0.0  # above 0: it takes turns on its target, which is another job's
@@ -126,7 +126,7 @@ class JobState:
     trouble: Trouble | None = None
     # When, and how much.
     starts: int = 0
-    is_resumed: bool = False  # its next start is by a user who had suspended it, or from parked
+    is_resumed: bool = False  # its next start is a user's resume after a suspension, or from parked
     resumptions: int = 0  # of its starts, those for which it was
     first_start_s: float | None = None
     last_start_s: float | None = None
@@ -146,12 +146,12 @@ class JobState:
 
     @property
     def is_waiting(self) -> bool:
-        """Tell whether it would start if it got devices."""
+        """Return whether it would start if it got devices."""
         return self.phase in WAITING
 
     @property
     def has_run(self) -> bool:
-        """Tell whether an agent leads it, or shall."""
+        """Return whether an agent leads it, or is about to."""
         return self.phase in RUNNING
 
     @property
@@ -161,22 +161,22 @@ class JobState:
 
     @property
     def is_elastic(self) -> bool:
-        """Tell whether it may be resized now."""
+        """Return whether it may be resized now."""
         return self.spec.is_elastic and self.prepared
 
     @property
     def is_guest(self) -> bool:
-        """Tell whether its target is a slot of another job, on which it takes turns."""
+        """Return whether its target is a slot of another job, on which it takes turns."""
         return self.turn_s > 0.0
 
     @property
     def is_fixed(self) -> bool:
-        """Tell whether taking its devices away would lose its work."""
+        """Return whether taking its devices away would lose its work."""
         return not self.is_elastic and self.spec.tier != "restartable"
 
     @property
     def speeds(self) -> dict[int, float]:
-        """Give the step times that are decided on: as measured, where that is news."""
+        """Return the step times that are decided on: as measured, where that is news."""
         told = self.row.step_s if self.row is not None else {}
         return {
             gpus: told[gpus]
@@ -186,7 +186,7 @@ class JobState:
         }
 
     def decided_step_s(self, gpus: int) -> float | None:
-        """Give the step time at a size that was decided on: as measured, or as submitted.
+        """Return the step time at a size that was decided on: as measured, or as submitted.
 
         None: it was not known, or what was submitted has turned out wrong.
         """
@@ -198,7 +198,7 @@ class JobState:
 
     @property
     def remaining(self) -> int | None:
-        """Give the iterations that are decided on, told or predicted; None: unknown."""
+        """Return the iterations that are decided on, told or predicted; None: unknown."""
         if self.steps is not None:
             left = max(0, self.steps - self.step)
         elif (predicted := self.predicted) is not None:
@@ -221,7 +221,7 @@ class JobState:
 
     @property
     def has_new_length(self) -> bool:
-        """Tell whether its length is known for the first time, by a prediction."""
+        """Return whether its length is known for the first time, by a prediction."""
         is_unknown = self.row is not None and self.row.remaining is None
         return is_unknown and self.remaining is not None
 
@@ -258,12 +258,12 @@ class JobState:
 
     @property
     def fits(self) -> bool:
-        """Tell whether its slices may fit in memory on as many GPUs as it may have."""
+        """Return whether its slices may fit in memory on as many GPUs as it may have."""
         return self.gpus_fit <= self.gpus_most
 
     @property
     def fit_sentence(self) -> str:
-        """Say which minimum its memory requires; empty if it is not known to require any."""
+        """Return which minimum its memory requires; empty if it is not known to require any."""
         if (least := self.gpus_memory) == 1:
             return ""
         because = self.fit_because if least == self.gpus_fit else self.expected_because
@@ -277,7 +277,7 @@ class JobState:
 
     @property
     def unsaved_sentence(self) -> str:
-        """Say why its state is not on disk, and what follows; empty if it is."""
+        """Return why its state is not on disk, and what follows; empty if it is."""
         if self.unsaved is None:
             return ""
         if self.spec.tier == "restartable":
@@ -299,7 +299,7 @@ class JobState:
 
     @property
     def sharing_sentence(self) -> str:
-        """Say how many GPUs can share its batch; empty if that is not known."""
+        """Return how many GPUs can share its batch; empty if that is not known."""
         if (useful := self.gpus_useful) is None:
             return ""
         samples = self.global_batch
@@ -343,7 +343,7 @@ class JobState:
         self.training, self.epoch_steps = fact.training, fact.epoch_steps
 
     def knows(self, fact: RunPrepared) -> bool:
-        """Tell whether a script says what the last run has said."""
+        """Return whether a script says what the last run has said."""
         said = (fact.workers_max, fact.virtual_nodes, fact.global_batch)
         known = (self.workers_max, self.virtual_nodes, self.global_batch)
         is_as_long = (fact.steps, fact.epoch_steps) == (self.steps, self.epoch_steps)
@@ -353,7 +353,7 @@ class JobState:
         return self.prepared and is_same and is_as_long
 
     def knows_limit(self, fact: SliceDidNotFit) -> bool:
-        """Tell whether a limit is no news; one that was not tried keeps no job from running."""
+        """Return whether a limit is no news; one that was not tried keeps no job from running."""
         if fact.evidence == "tried":
             return fact.gpus_min <= self.gpus_fit
         return fact.gpus_min <= self.gpus_expected or fact.gpus_min > self.gpus_most
@@ -365,7 +365,7 @@ class JobState:
         return MemoryLimit(self.model, kinds[0], samples, self.id)
 
     def bounds(self, now_s: float) -> tuple[int, int]:
-        """Give the fewest and the most GPUs that it may have now."""
+        """Return the fewest and the most GPUs that it may have now."""
         if self.spec.launch.precheck and not self.prechecked:
             return 1, 1
         if not self.spec.is_elastic:
@@ -377,7 +377,7 @@ class JobState:
         return least, self.gpus_most if self.may_grow(now_s) else least
 
     def may_grow(self, now_s: float) -> bool:
-        """Tell whether it has shown that it runs, and how fast.
+        """Return whether it has shown that it runs, and how fast.
 
         A job that fails at once must not have taken many devices. And with its speed at the
         smallest size known, its profile tells how it scales, or else the first larger size does.

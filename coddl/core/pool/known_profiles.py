@@ -43,7 +43,7 @@ def learn_steps(pool: "Pool", job: JobState, step_s: Mapping[int, float]) -> Non
 
 
 def remembered_steps(pool: "Pool", job: JobState) -> Mapping[int, float]:
-    """Give the step times, by size, that jobs with the same training have measured."""
+    """Return the step times, by size, that jobs with the same training have measured."""
     return pool.step_times.get(_training_on(job.profile), {})
 
 
@@ -88,7 +88,7 @@ def merged(known: TrainingProfile | None, found: TrainingProfile) -> TrainingPro
 
 
 def knows_profile(known: TrainingProfile | None, found: TrainingProfile) -> bool:
-    """Tell whether a profile is no news: every run measures, and most measure the same."""
+    """Return whether a profile is no news: every run measures, and most measure the same."""
     if known is None or not _is_same(known, found) or len(found.buckets) != len(known.buckets):
         return False
     before_s, now_s = _times_s(known), _times_s(found)
@@ -110,7 +110,7 @@ def _tells_host(profile: TrainingProfile) -> bool:
 
 
 def _times_s(profile: TrainingProfile) -> dict[int, float]:
-    """Give the time of an update on one worker, by samples."""
+    """Return the time of an update on one worker, by samples."""
     besides_s = profile.update_s + profile.other_s + profile.data_s
     return {each.samples: each.forward_s + each.backward_s + besides_s for each in profile.slices}
 

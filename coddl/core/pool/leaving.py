@@ -26,7 +26,7 @@ class ForcedMove(NamedTuple):
 
 
 def drained_by_notice(pool: Pool, notice: r.NodeNoticed, now_s: float) -> r.NodeDrained | None:
-    """Tell what an agent's notice changes: nothing, if the node leaves by then anyway."""
+    """Return what an agent's notice changes: nothing, if the node leaves by then anyway."""
     node = pool.nodes.get(notice.node)
     if node is None or not node.is_up or node.boot != notice.boot:
         return None
@@ -56,13 +56,13 @@ def forced_moves(pool: Pool, now_s: float) -> Iterator[ForcedMove]:
         for job in _owners(pool, node):
             kept = tuple(slot for slot in job.granted if pool.slots[slot].node not in due)
             if kept == job.granted or job.stop or job.is_over or pool.is_deaf(job):
-                continue  # it leaves already, or can't be told to
+                continue  # it leaves already, or can't be reached
             enough = job.is_elastic and len(kept) >= job.gpus_least
             yield ForcedMove(job, kept if enough else (), f"node {node.name} leaves")
 
 
 def due_s(pool: Pool) -> Iterator[float]:
-    """Tell when jobs will be made to leave, if they are still there."""
+    """Return when jobs will be made to leave, if they are still there."""
     for node in pool.nodes.values():
         if node.empty_by_s is not None and node.is_up and _owners(pool, node):
             yield node.empty_by_s

@@ -21,7 +21,7 @@ class JobLength:
 
 
 def length_of(job: JobState) -> JobLength:
-    """Give what a job still has to do: as its script tells, or as its losses do."""
+    """Return what a job still has to do: as its script reports, or as its losses predict."""
     if job.steps is not None:
         return JobLength("told", max(0, job.steps - job.step))
     if (predicted := job.predicted) is None:
@@ -30,13 +30,13 @@ def length_of(job: JobState) -> JobLength:
 
 
 def length_sentence(job: JobState) -> str:
-    """Say how many steps a job still has to make, and how that is known."""
+    """Return how many steps a job still has to make, and how that is known."""
     length = length_of(job)
     if length.steps_left is None:
         return f"an unknown number of steps is left: {_why_unknown(job)}"
     steps = f"{length.steps_left:,} more step{'' if length.steps_left == 1 else 's'}"
     if length.error is None:
-        return f"{steps}, as its script tells"
+        return f"{steps}, as reported by its script"
     return f"about {steps}, predicted from its loss ± {length.error:.0%}"
 
 

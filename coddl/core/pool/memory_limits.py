@@ -9,9 +9,9 @@ LIMITS_MAX: Final = 200  # models and kinds of GPU of which a limit is remembere
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """So many samples in a pass were too many for a model on a kind of GPU, as a job found."""
+    """A number of samples per pass that did not fit in memory, for a model on a kind of GPU."""
 
-    model: int  # as the runtime tells models apart
+    model: int  # the runtime's signature of the model
     kind: str
     samples: int
     job: int
@@ -30,10 +30,10 @@ def without_limits(known: Sequence[MemoryLimit], fit: MemoryLimit) -> list[Memor
 
 
 def is_same(one: MemoryLimit, other: MemoryLimit) -> bool:
-    """Tell whether two are of the same model on the same kind of GPU."""
+    """Return whether two are of the same model on the same kind of GPU."""
     return (one.model, one.kind) == (other.model, other.kind)
 
 
 def limits_on(known: Sequence[MemoryLimit], kinds: Collection[str]) -> tuple[MemoryLimit, ...]:
-    """Give what holds on these kinds of GPU."""
+    """Return what holds on these kinds of GPU."""
     return tuple(limit for limit in known if limit.kind in kinds)

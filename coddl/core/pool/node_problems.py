@@ -16,7 +16,7 @@ FOLDERS: Final = (
 
 
 def node_problems(pool: Pool) -> dict[str, str]:
-    """Say where nodes that are up differ, by what they differ in; and which jobs none can run."""
+    """Return how nodes that are up differ, by kind of difference; and which jobs none can run."""
     up = [node for node in sorted(pool.nodes.values(), key=lambda n: n.name) if node.is_up]
     told = [node for node in up if node.versions.python]  # an older agent tells nothing
     ways = {
@@ -39,14 +39,14 @@ def node_problems(pool: Pool) -> dict[str, str]:
 
 
 def _stranded_problem(pool: Pool) -> str:
-    """Say which jobs can't run on any node that is up, because their files are elsewhere."""
+    """Return which jobs can't run on any node that is up, because their files are elsewhere."""
     waiting = stranded(pool)
     numbers = ", ".join(str(job) for job in sorted(waiting)[:NAMES_SHOWN])
     return f"jobs wait ({numbers}): {next(iter(waiting.values())).sentence}" if waiting else ""
 
 
 def _folder_problem(pool: Pool) -> str:
-    """Say which nodes share no jobs folder with others, and what follows from it."""
+    """Return which nodes share no jobs folder with others, and what follows from it."""
     groups = folders_of(pool)
     if len(groups) <= 1:
         return ""
@@ -62,7 +62,7 @@ def _grouped(pairs: Iterable[tuple[str, NodeState]]) -> dict[str, list[str]]:
 
 
 def _minor(version: str) -> str:
-    """Give 3.11 of 3.11.7: patch releases of Python can be mixed."""
+    """Return 3.11 of 3.11.7: patch releases of Python can be mixed."""
     return ".".join(version.split(".")[:2])
 
 

@@ -8,5 +8,5 @@ class NodeVersions:
     """What an agent runs on, and jobs that name no interpreter; empty: it was not told."""
 
     python: str = ""
-    torch: str = ""  # empty beside a Python: it is not installed
+    torch: str = ""  # empty where `python` is known: not installed
     coddl: str = ""

@@ -10,7 +10,7 @@ from coddl.core.pool.node_versions import NodeVersions
 from coddl.core.speed.inspection import LinkClass, LinkSpeed
 
 STOPPED: Final = "its agent was stopped"  # why a node that ended in order is lost
-AGENT: Final = "its agent"  # by whom a node is drained whose machine goes away
+AGENT: Final = "its agent"  # `drained_by` of a node whose machine goes away
 SAVE_S: Final = 30.0  # before a node leaves, jobs that are still there are saved and stopped
 
 
@@ -28,7 +28,7 @@ class NodeState:
     drained_by: str = ""
     leaves_at_s: float | None = None  # when it goes, if that is known
     empty_by_s: float | None = None  # from then on jobs are made to leave, whatever it costs
-    is_silent: bool = False  # soft: we can't tell it anything now
+    is_silent: bool = False  # soft: it can't be reached now
     back_s: float = 0.0  # soft: since when we can, after a silence
     version: int = 0  # of its orders
     leads: dict[int, None] = field(default_factory=dict)  # jobs, by number
@@ -40,7 +40,7 @@ class NodeState:
 
     @property
     def may_park(self) -> bool:
-        """Tell whether workers that are parked there could be resumed."""
+        """Return whether workers that are parked there could be resumed."""
         return self.is_up and not self.is_drained  # as one that leaves is, too
 
     def join(self, joined: r.NodeJoined) -> None:
@@ -55,7 +55,7 @@ class NodeState:
         self.is_up, self.lost_s = False, now_s
 
     def drain(self, by: str, within_s: float | None, now_s: float) -> None:
-        """Have jobs leave: when they can, or by the time at which the node goes.
+        """Drain the node: jobs leave when they can, or by the time at which the node goes.
 
         Saving a job takes time: it begins that much earlier.
         """
@@ -65,7 +65,7 @@ class NodeState:
             self.empty_by_s = self.leaves_at_s - min(SAVE_S, within_s / 2.0)
 
     def undrain(self) -> None:
-        """Let jobs come again."""
+        """Undo a drain: jobs may be placed here again."""
         self.is_drained, self.drained_by = False, ""
         self.leaves_at_s, self.empty_by_s = None, None
 
@@ -80,12 +80,12 @@ class SlotState:
     # The jobs whose processes may be there, in the order they came: several only by turns, or while
     # some leave. True: it never started there, and is not waited for.
     owners: dict[int, bool] = field(default_factory=dict)
-    others: str = ""  # soft: who uses it that is none of ours
+    others: str = ""  # soft: users of it outside the pool
     turns: r.SlotTurns | None = None  # soft: how turns go, if several jobs take turns
 
     @property
     def is_stuck(self) -> bool:
-        """Tell whether none of its owners has ever started there, so that it is not waited for."""
+        """Return whether none of its owners ever started there, so that it is not waited for."""
         return bool(self.owners) and all(self.owners.values())
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def may_park(pool: "Pool", job: JobState) -> bool:
-    """Tell whether a job's workers may be parked where they are when it gives up its GPUs.
+    """Return whether a job's workers may be parked where they are when it gives up its GPUs.
 
     They are all on one node, which stays, and the run has trained, so that they have a state. One
     that is on its way back to its GPUs needs them for that, before it can leave them again.
@@ -38,7 +38,7 @@ def free_parked(pool: "Pool", job: JobState, slot: int, now_s: float) -> None:
 
 
 def may_call_back(pool: "Pool", job: JobState) -> bool:
-    """Tell whether a run whose workers are parked, and that is still being saved, may go on.
+    """Return whether a run whose workers are parked, and that is still being saved, may go on.
 
     It has given up all of its slots, so all of its workers are parked.
     """
@@ -96,7 +96,7 @@ def parked_on(pool: "Pool", job: JobState) -> str | None:
 
 
 def parked_sentence(pool: "Pool", job: JobState) -> str:
-    """Say where a job's workers are parked, and what that is worth; empty if they are not."""
+    """Return where a job's workers are parked, and what that is worth; empty if they are not."""
     if (node := parked_on(pool, job)) is None:
         return ""
     memory = f": {in_host_memory(job.parked_bytes)}" if job.parked_bytes else ""

@@ -1,6 +1,6 @@
 """What placements cost the jobs of a pool: an estimate, computed on demand.
 
-A job's run tells how large its model is once its script has called `coddl.prepare`. From that, its
+A job's run reports its model's size once its script has called `coddl.prepare`. From that, its
 speeds and the links of the cluster follows what it costs to lie on several nodes, islands or racks,
 as in the simulator. A job that has told nothing counts as equally fast everywhere.
 
@@ -8,9 +8,10 @@ Where a job's profile is known and the links of the nodes were inspected, what i
 several nodes, and to share their network, is replayed from these. Islands and racks are not
 inspected: they cost what is estimated.
 
-A size that was measured on scattered devices counts as the best case all the same, for nobody keeps
-where it was measured: such a job is taken to be slower than it is, by the estimated factor, until
-that size is measured anew. Which of two places is better for it does not depend on that.
+A size that was measured on scattered devices counts as the best case all the same, because the
+place where it was measured is not recorded: such a job is taken to be slower than it is, by the
+estimated factor, until that size is measured anew. Which of two places is better for it does not
+depend on that.
 
 Kinds of GPU count as alike: what runs has been measured on the mix it got. And no two jobs share a
 device here, so nothing is said on packing.
@@ -79,7 +80,7 @@ def placement_costs(
 
 
 class ReplayedCosts(NamedTuple):
-    """What a job's profile tells of places."""
+    """The cost of places, as estimated from a job's profile."""
 
     nodes: FloatMatrix  # [gpus, nodes]
     network: FloatColumn  # [gpus]
@@ -132,7 +133,7 @@ def _outline(cluster: Cluster) -> Cluster:
 
 @lru_cache(maxsize=2)
 def _estimator(outline: Cluster) -> Estimator:
-    """Give estimates for a cluster, remembered: few jobs have news since the last decision."""
+    """Return estimates for a cluster, remembered: few jobs have news since the last decision."""
 
     @lru_cache(maxsize=1 << 14)
     def estimated(step_s: bytes, model: Model) -> Places:

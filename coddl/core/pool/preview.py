@@ -26,7 +26,7 @@ class Preview(NamedTuple):
 
 
 def preview(control: ControlPlane, spec: JobSpec, now_s: float) -> Preview:
-    """Tell what submitting a job would do to everyone; changes nothing."""
+    """Return what submitting a job would do to everyone; changes nothing."""
     pool = control.pool
     twin = ControlPlane(deepcopy(pool), control.stability, control.site, control.registry)
     number = twin.pool.next_job

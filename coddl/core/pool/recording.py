@@ -11,7 +11,7 @@ from coddl.core.pool.job import JobState
 from coddl.core.pool.known_profiles import remembered_steps
 from coddl.core.pool.state import Pool
 
-STEPS_MIN: Final = 5  # at a size, for the time between records to tell how long a step takes
+STEPS_MIN: Final = 5  # at a size, for the time between records to show how long a step takes
 COOL_DOWNS_MAX: Final = 4096  # that are counted; then the half that explain least are dropped
 
 
@@ -60,7 +60,7 @@ class RecordedJob:
     prepares_s: list[float] = field(default_factory=list)  # of resizes, while it trained on
     pauses_s: list[float] = field(default_factory=list)  # of resizes
     remembered: Mapping[int, float] = field(default_factory=dict)  # step times of earlier jobs
-    knew_profile: bool = False  # an earlier job had told its profile
+    knew_profile: bool = False  # an earlier job had reported its profile
     lost_runs: int = 0
     took_turns: bool = False
     opened: tuple[float, int] | None = None  # when and at which step the present stretch began
@@ -93,7 +93,7 @@ class RecordedJob:
 
     @property
     def counts_steps(self) -> bool:
-        """Tell whether its work is counted in steps; else in seconds at its size."""
+        """Return whether its work is counted in steps; else in seconds at its size."""
         return any(each.to_step > each.from_step for each in self.stretches)
 
     @property
@@ -244,7 +244,7 @@ class Recording:
     def _note_cool_down(self, decided: r.Decided) -> None:
         """Note which cool-downs explain until when a decision waits: since the change of a share.
 
-        Of which job's is not told; the pool's own is the one that explains all of them.
+        Which job it concerns is not recorded; the pool's own is the one that explains all of them.
         """
         if decided.wake_at_s is None or not decided.wake_why.endswith(COOLED):
             return

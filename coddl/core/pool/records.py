@@ -1,7 +1,7 @@
 """What happens in a pool. Past tense; frozen; the journal holds these and nothing else. (C5, D3)
 
 *Facts* come from outside: users, agents, the clock. *Conclusions* (`SlotFreed`, `ParkingEnded`,
-`Decided`, `DecisionFailed`, `Aimed`) are drawn by `control` and written down beside the fact that
+`Decided`, `DecisionFailed`, `Aimed`) are drawn by `control` and recorded with the fact that
 led to them, so that they are read back and never drawn anew. The state of the pool is a fold of
 both. (`state`)
 """
@@ -125,7 +125,7 @@ class PolicyChosen:
 
 @dataclass(frozen=True, slots=True)
 class JobsForgotten:
-    """Jobs that had ended have left memory; the history beside the journal has them."""
+    """Jobs that had ended have left memory; the history has them."""
 
     jobs: tuple[int, ...]
 
@@ -177,7 +177,7 @@ class SlotTurns:
 
 @dataclass(frozen=True, slots=True)
 class NodeReported:
-    """An agent has told what it has, knowing that version of its orders.
+    """An agent has reported what it has, with the version of its orders.
 
     `runs` are those that it leads or is about to, and those whose end it has told and not seen
     acknowledged; None: it does not tell.
@@ -186,12 +186,12 @@ class NodeReported:
     node: str
     boot: str
     version: int
-    # Slots that have live processes. Of several runs by turns: one that was told to leave, else the
+    # Slots that have live processes. Of several runs by turns: one that must leave, else the
     # one that is at work.
     holding: Mapping[int, RunId]
     runs: frozenset[RunId] | None = None
-    others: Mapping[int, str] = field(default_factory=dict)  # by index: who else uses a GPU
-    parked: frozenset[int] | None = None  # jobs whose workers are parked there; None: not told
+    others: Mapping[int, str] = field(default_factory=dict)  # by index: other users of a GPU
+    parked: frozenset[int] | None = None  # jobs whose workers are parked there; None: not reported
     turns: Mapping[int, SlotTurns] = field(default_factory=dict)  # soft; by slot
 
 
@@ -205,7 +205,7 @@ class NodeSilent:
 
 @dataclass(frozen=True, slots=True)
 class NodeNoticed:
-    """An agent was told that its machine goes away; it works on until then."""
+    """An agent was notified that its machine goes away; it works on until then."""
 
     node: str
     boot: str
@@ -226,7 +226,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class RunReported:
-    """An agent has told something about a run."""
+    """An agent has reported a fact about a run."""
 
     node: str
     boot: str
@@ -265,10 +265,17 @@ class StartOverdue:
     attempt: int
     after_s: float
 
+    def end(self, step: int) -> RunEnded:
+        """Return the end of the run, as its lead would have reported it."""
+        because = f"it made no step within {self.after_s:g} s of its start"
+        more = f"coddl logs {self.job}; a larger start_within_s if it needs more time"
+        trouble = Trouble("it did not start", because, more)
+        return RunEnded(self.job, self.attempt, "lost", step, trouble=trouble)
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The devices a job shall have, and why."""
+    """The devices a job will have, and why."""
 
     slots: tuple[int, ...]
     reason: str
@@ -293,7 +300,7 @@ class DecisionRow:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Who shall hold what from now on, and what it was decided on; only what is new of both."""
+    """A decision: the jobs' new targets, and the inputs it is based on; only what changed."""
 
     policy: str
     seed: int
@@ -301,18 +308,18 @@ class Decided:
     why: str  # what made us decide
     targets: Mapping[int, Target]  # by job; only those that changed
     waiting: Mapping[int, Waiting]  # by job; only those that changed
-    rows: tuple[DecisionRow, ...]  # only those that differ from what was told of the job before
+    rows: tuple[DecisionRow, ...]  # only those that differ from the job's last recorded row
     memory: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # the policy's, by job
     wake_at_s: float | None = None
     wake_why: str = ""  # what will have happened by then; empty: the policy asks for it
-    left_waiting: int | None = None  # jobs that were left without devices; None: not told
+    left_waiting: int | None = None  # jobs that were left without devices; None: not recorded
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionFailed:
     """A policy or placement that is not ours has failed: jobs keep what they hold meanwhile.
 
-    Jobs that must leave whatever a policy says have a target; only what is new is told.
+    Jobs that must leave whatever a policy says have a target; only what is new is recorded.
     """
 
     policy: str
@@ -325,7 +332,7 @@ class DecisionFailed:
 
 @dataclass(frozen=True, slots=True)
 class Aimed:
-    """A job's target was put into effect: its agents are told.
+    """A job's target was put into effect: its agents get new orders.
 
     No slots: it gives up what it has, as `reason` says. `adopt`: a new lead takes over workers that
     are alive.
@@ -408,5 +415,5 @@ _KINDS: Final[dict[type, str]] = {JobSuspended: "JobHeld", JobResumed: "JobRelea
 
 
 def kind_of(record: type[Record]) -> str:
-    """Give the name of a kind of record in journals and in REST. It never changes."""
+    """Return the name of a kind of record in journals and in REST. It never changes."""
     return _KINDS.get(record, record.__name__)

@@ -1,4 +1,4 @@
-"""What the agent that leads a job tells of its run; a part of `records`."""
+"""Reports of a job's lead agent about its run; a part of `records`."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -12,7 +12,7 @@ Outcome = Literal[
     "succeeded",
     "failed",  # the job's own doing
     "lost",  # not the job's doing: it is started again
-    "retired",  # as it was told to; its state is safe
+    "retired",  # as ordered; its state is safe
     "cancelled",
     "requeue",  # it asked to be run again, with exit code 75
     "prechecked",  # its precheck has succeeded
@@ -28,7 +28,7 @@ ENDS: Final[dict[Outcome, str]] = {  # as people read it after the job's name
 }
 
 
-STEPS_MAX: Final = 1 << 62  # more are taken for as many: what is told is computed with
+STEPS_MAX: Final = 1 << 62  # larger reports count as this many, to keep arithmetic in range
 LOSS_MAX: Final = 1e30
 
 
@@ -44,10 +44,10 @@ class RunPrepared:
     gradient_bytes: int = 0  # of a step; 0: unknown
     largest_tensor_bytes: int = 0  # of them
     workers_max: int | None = None  # that can share its batch; None: one per virtual node
-    model: int | None = None  # jobs that tell the same need the same memory for a sample
+    model: int | None = None  # jobs with the same value need the same memory for a sample
     micro_batch: int | None = None  # samples that a pass has at most; None: its whole slice
     training: str = (
-        ""  # jobs that tell the same take the same time on the same GPUs; empty: unknown
+        ""  # jobs with the same value take the same time on the same GPUs; empty: unknown
     )
     epoch_steps: int | None = None  # None: unknown
 

@@ -1,9 +1,9 @@
-"""Nodes that come and go: what an engine's report means, how many there shall be, which may go.
+"""Nodes that come and go: what an engine's report means, how many are wanted, which may go.
 
-An engine tells all it has, again and again; what differs from what we know becomes records. It is
-answered how many nodes to acquire and which to release. A node that is not needed is drained first,
-and released when nothing is on it. A node that expires is used until another one has come in its
-place, or the engine says that it leaves.
+An engine reports all it has, again and again; what differs from what we know becomes records. The
+answer says how many nodes to acquire and which to release. A node that is not needed is drained
+first, and released when nothing is on it. A node that expires is used until another one has come in
+its place, or the engine says that it leaves.
 """
 
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.snapshot import speeds_by_size
 from coddl.core.pool.state import Pool
 
-SCALING: Final = "scaling"  # by whom a node is drained that is not needed
+SCALING: Final = "scaling"  # `drained_by` of a node that is not needed
 SAME_S: Final = 5.0  # two deadlines that are this close are one
 # That the agent of an empty node may take to end, and jobs to leave a node that is none any more.
 RELEASE_S: Final = 30.0
 
 
 class Release(NamedTuple):
-    """A node that the engine shall give back."""
+    """A node that the engine must give back."""
 
     node: str
     within_s: float
@@ -92,7 +92,7 @@ def _need_of(
 
 
 def news_of(pool: Pool, report: r.EngineReported, now_s: float) -> Iterator[r.Record]:
-    """Tell what an engine's report has that the pool does not know."""
+    """Yield what an engine's report has that the pool does not know."""
     if (pool.engine.name, pool.engine.bounds) != (report.engine, report.bounds):
         yield r.EngineBounded(report.engine, report.bounds)
     for told in report.nodes:
@@ -122,7 +122,7 @@ def ended_nodes(pool: Pool, report: r.EngineReported) -> list[r.NodeLost]:
 
 
 def wanted_because(pool: Pool, now_s: float) -> str:
-    """Say why as many nodes are wanted as there are, as of now."""
+    """Return why as many nodes are wanted as there are, as of now."""
     bounds = pool.engine.bounds
     if bounds is None:
         return pool.engine.wanted_because
@@ -133,7 +133,7 @@ def wanted_because(pool: Pool, now_s: float) -> str:
 
 
 def _may_go(pool: Pool, node: NodeState | None) -> bool:
-    """Tell whether a node that its engine does not name is gone for good.
+    """Return whether a node that its engine does not name is gone for good.
 
     While its lease holds and it has devices of jobs, their processes may live on without it.
     """
@@ -171,7 +171,7 @@ def _kept(pool: Pool, report: r.EngineReported) -> list[r.ReportedNode]:
 
 
 def _must_go(told: r.ReportedNode) -> bool:
-    """Tell whether the engine will take a node away."""
+    """Return whether the engine will take a node away."""
     return told.leaves_in_s is not None or told.expires_in_s is not None
 
 
@@ -226,7 +226,7 @@ def _load(pool: Pool, node: NodeState) -> int:
 
 
 def _can_move(pool: Pool, node: NodeState) -> bool:
-    """Tell whether nothing is lost when a node is emptied."""
+    """Return whether nothing is lost when a node is emptied."""
     owners = {job for slot in node.slots for job in pool.slots[slot].owners}
     return not any(pool.jobs[owner].is_fixed for owner in owners)
 

@@ -19,12 +19,12 @@ TURN_S: Final = 10.0  # of jobs on one slot while all but one leave it
 
 
 def stays(job: JobState, slot: int) -> bool:
-    """Tell whether a job may use a slot and shall keep it."""
+    """Return whether a job may use a slot and will keep it."""
     return slot in job.granted and slot in job.target and not job.stop
 
 
 def may_use(job: JobState, slot: int) -> bool:
-    """Tell whether a job may have processes on a slot that is its own.
+    """Return whether a job may have processes on a slot that is its own.
 
     Those of a run that parks wait without it, though its state is not on disk yet.
     """
@@ -45,7 +45,7 @@ def partners(pool: "Pool", job: JobState) -> list[JobState]:
 
 
 def lacks_turn(pool: "Pool", job: JobState) -> bool:
-    """Tell whether a job shares its slot and is known not to have the turn there."""
+    """Return whether a job shares its slot and is known not to have the turn there."""
     if len(job.granted) != 1:
         return False
     slot = pool.slots[job.granted[0]]
@@ -53,7 +53,7 @@ def lacks_turn(pool: "Pool", job: JobState) -> bool:
 
 
 def turn_s_of_jobs(jobs: Iterable[JobState]) -> float:
-    """Tell how long a turn of jobs on one slot lasts."""
+    """Return how long a turn of jobs on one slot lasts."""
     return max(job.turn_s for job in jobs) or TURN_S
 
 
@@ -80,7 +80,7 @@ def check_owners(pool: "Pool", slots: Iterable[int]) -> None:
 
 
 def are_free(pool: "Pool", job: JobState) -> bool:
-    """Tell whether a job may have its target now: nobody else is there, but to take turns."""
+    """Return whether a job may have its target now: no other job is there, except to take turns."""
     for slot in job.target:
         if slot in job.granted:
             continue
@@ -92,7 +92,7 @@ def are_free(pool: "Pool", job: JobState) -> bool:
 
 
 def may_join(pool: "Pool", job: JobState, slot: int) -> bool:
-    """Tell whether a job may have a slot beside those that own it.
+    """Return whether a job may have a slot in addition to its present owners.
 
     Processes of a run of its own that has ended have to be gone, as have those of jobs that leave.
     """
@@ -107,7 +107,7 @@ def may_join(pool: "Pool", job: JobState, slot: int) -> bool:
 
 
 def must_stop_first(pool: "Pool", job: JobState) -> bool:
-    """Tell whether a run has to end before its job gets the target: it can't be resized there.
+    """Return whether a run has to end before its job gets the target: it can't be resized there.
 
     A run is resized only while no other job is on its slots: neither on those that it has, nor on
     those that it gets.
@@ -123,7 +123,7 @@ def _leaves_others(pool: "Pool", job: JobState) -> bool:
 
 
 def must_wait(pool: "Pool", job: JobState) -> bool:
-    """Tell whether a run that is to have more beside its slot waits until others have left that."""
+    """Return whether a run that is to grow waits until other jobs have left its slot."""
     return any(others_on(pool, job, slot) for slot in job.granted)
 
 
@@ -131,7 +131,7 @@ def must_wait(pool: "Pool", job: JobState) -> bool:
 
 
 def freed_slots(pool: "Pool", report: r.NodeReported) -> Iterator[r.SlotFreed]:
-    """Name the slots that jobs have left, by the word of a node that knows its newest orders.
+    """Name the slots that jobs have left, as reported by a node that has its newest orders.
 
     A slot is listed with one run. As those that leave come first, one that stays tells that all of
     them are gone.

@@ -105,7 +105,7 @@ def _cluster(
 def _held(
     jobs: tuple[JobState, ...], usable: Mapping[int, str], deaf: Collection[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Say where jobs would stay; of two that name the same device, the one that is there."""
+    """Return where jobs would stay; of two that name the same device, the one that is there."""
     claims = {job.id: job.granted if job.id in deaf else _claimed(job, usable) for job in jobs}
     named = Counter(slot for slots in claims.values() for slot in slots)
     return tuple(
@@ -117,8 +117,8 @@ def _held(
 def _claimed(job: JobState, usable: Mapping[int, str]) -> tuple[int, ...]:
     """Name the devices that a job stays on if it may.
 
-    What it was promised before is as good as held: nobody is moved without need. If that can't be
-    had any more it stays where it is. One that was told to leave keeps none: others may wait.
+    What it was promised before counts as held: no job is moved without need. If that is not
+    available any more it stays where it is. One that must leave keeps none: others may wait.
     """
     if job.stop or job.is_guest:
         return ()
@@ -130,9 +130,9 @@ def _claimed(job: JobState, usable: Mapping[int, str]) -> tuple[int, ...]:
 def usable(pool: Pool) -> dict[int, str]:
     """Name the slots that jobs may have, and their nodes.
 
-    A node that can't be told anything keeps what it has and gets nothing new, and so does a device
+    A node that can't be reached keeps what it has and gets nothing new, and so does a device
     that others use. On a node that is drained, jobs that can't be moved stay to their end, or until
-    they can be told to.
+    they can be moved.
     """
     found: dict[int, str] = {}
     for node in pool.nodes.values():
@@ -152,17 +152,17 @@ def usable(pool: Pool) -> dict[int, str]:
 
 
 def stays_guest(pool: Pool, job: JobState) -> bool:
-    """Tell whether a job takes turns whatever is decided: it can't be told anything now."""
+    """Return whether a job takes turns whatever is decided: it can't be reached now."""
     return job.is_guest and pool.is_deaf(job) and not job.stop
 
 
 def size_cap(pool: Pool) -> int:
-    """Give a size that no job can have here: what users name beyond it makes no difference."""
+    """Return a size that no job can have here: what users name beyond it makes no difference."""
     return len(pool.slots) + 1
 
 
 def speeds_by_size(pool: Pool, job: JobState, cap: int, outline: PoolOutline) -> dict[int, Speed]:
-    """Tell how fast a job is at every size it may ever have, up to a cap, and how we know."""
+    """Return how fast a job is at every size it may ever have, up to a cap, and how we know."""
     most = min(cap, max(job.gpus_max, job.gpus_least, *job.step_s, *job.spec.step_s))
     if job.gpus_useful is not None:
         most = max(min(cap, job.gpus_least), min(most, job.gpus_useful))
@@ -302,7 +302,7 @@ def ended_jobs(pool: Pool, jobs: tuple[JobState, ...], gpus_total: int) -> Ended
 
 
 def _switch_s(pool: Pool, jobs: tuple[JobState, ...]) -> list[float]:
-    """Tell what it costs to take turns with each job, as measured; NaN: that is not known.
+    """Return what it costs to take turns with each job, as measured; NaN: that is not known.
 
     A job that can be parked, or is, and was never resumed is taken to cost what the others do.
     """
@@ -317,14 +317,14 @@ def _switch_s(pool: Pool, jobs: tuple[JobState, ...]) -> list[float]:
 
 
 def _bounds(job: JobState, is_deaf: bool, cap: int, now_s: float) -> tuple[int, int]:
-    """Give the fewest and the most GPUs that a job may have; as it has if it can't be told."""
+    """Return the fewest and the most GPUs that a job may have; as it has if it can't be reached."""
     gpus = len(job.granted)
     least, most = (gpus, gpus) if is_deaf else job.bounds(now_s)
     return min(cap, least), min(cap, most)
 
 
 def _share(job: JobState, least: int, most: int) -> int:
-    """Give a job's share as decided last, as far as it may still have that.
+    """Return a job's share as decided last, as far as it may still have that.
 
     A job that stops has given up its share; it may be decided to start again. A guest has none.
     """

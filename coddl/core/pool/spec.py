@@ -42,5 +42,5 @@ class JobSpec:
 
     @property
     def is_elastic(self) -> bool:
-        """Tell whether it may be resized while it runs, once it has called `coddl.prepare`."""
+        """Return whether it may be resized while it runs, once it has called `coddl.prepare`."""
         return self.tier == "elastic"

@@ -1,4 +1,4 @@
-"""The pool as a fold of its records: who holds what, and what every agent shall do. (D3)
+"""The pool as a fold of its records: which job holds what, and every agent's orders. (D3)
 
 A job *owns* a slot from the record that grants it until its processes were seen to be gone,
 whatever happens in between. So no device ever has two owners, but for jobs that take turns on it.
@@ -83,11 +83,11 @@ class Pool:
         return re.sub(r"\bGPU(?=s?\b(?!-))", self.unit, text)
 
     def live_jobs(self) -> Iterator[JobState]:
-        """Give the jobs that are not over, in order of their numbers."""
+        """Return the jobs that are not over, in order of their numbers."""
         return (self.jobs[job] for job in self.active)
 
     def orders(self, node: str) -> Orders:
-        """Give all that an agent shall do."""
+        """Return an agent's complete orders."""
         return orders_for(self, node)
 
     def kinds_of(self, job: JobState) -> list[str]:
@@ -95,11 +95,11 @@ class Pool:
         return sorted({self.slots[slot].device.kind for slot in job.granted})
 
     def is_deaf(self, job: JobState) -> bool:
-        """Tell whether a job's lead can't be told anything now: it keeps what it has."""
+        """Return whether a job's lead can't be reached now: the job keeps what it has."""
         return job.lead is not None and self.nodes[job.lead].is_silent
 
     def is_of_lead(self, report: r.RunReported) -> bool:
-        """Tell whether a run's lead speaks; it may do so after the run has ended."""
+        """Return whether a run's lead speaks; it may do so after the run has ended."""
         job, node = self.jobs.get(report.fact.job), self.nodes.get(report.node)
         if job is None or node is None or node.boot != report.boot:
             return False
@@ -116,7 +116,7 @@ class Pool:
             case r.Decided() | r.DecisionFailed():
                 changed = list(record.targets)
             case r.NodeLost() | r.NodeLeft():
-                changed = list(self.active)
+                changed = list(self.active | self.unsettled | self.starting)  # some end by it
             case _:
                 changed = [job] if (job := getattr(record, "job", None)) is not None else []
         if isinstance(record, r.JobBounded | r.RunPrepared | r.NodeRecord):
@@ -334,7 +334,7 @@ class Pool:
             learn_steps(self, job, row.step_s)
             for gpus, step_s in row.step_s.items():
                 if gpus not in job.step_s or is_news(job.step_s[gpus].step_s, step_s):
-                    job.step_s[gpus] = MeasuredSpeed(step_s, 0)  # read back; nobody counted them
+                    job.step_s[gpus] = MeasuredSpeed(step_s, 0)  # read back: count unknown
             if job.steps is not None and row.remaining is not None:
                 job.step = max(job.step, job.steps - row.remaining)
 
@@ -358,7 +358,7 @@ class Pool:
         job.jobs_folder = self.nodes[aimed.lead].folder
         self._be_led(job, aimed.lead)
         job.precheck, job.stop = aimed.precheck, ""
-        if is_new:  # a lead that is told other slots before it has begun still adopts
+        if is_new:  # a lead that gets other slots before it has begun still adopts
             job.adopt = aimed.adopt
         for slot in aimed.slots:
             owners = self.slots[slot].owners
@@ -376,7 +376,7 @@ class Pool:
             self._arrive(job, now_s)  # if it was called back before it had moved
 
     def _arrive(self, job: JobState, now_s: float) -> None:
-        """Let a job be running again once it serves where it shall."""
+        """Move a job back to running once it serves on all its granted slots."""
         if job.phase == "resizing" and set(job.serves) == set(job.granted):
             job.move("running", now_s, f"running on {len(job.serves)}")
 
@@ -480,11 +480,7 @@ class Pool:
         job = self.jobs[overdue.job]
         for slot in job.granted:
             self.slots[slot].owners[job.id] = True
-        because = f"it made no step within {overdue.after_s:g} s of its start"
-        more = f"coddl logs {job.id}; a larger start_within_s if it needs more time"
-        trouble = r.Trouble("it did not start", because, more)
-        ended = r.RunEnded(job.id, overdue.attempt, "lost", job.step, trouble=trouble)
-        self._end_run(job, ended, now_s)
+        self._end_run(job, overdue.end(job.step), now_s)
 
     def _end(self, job: JobState, phase: Phase, now_s: float, because: str) -> None:
         self._give_up_run(job, now_s)

@@ -30,7 +30,7 @@ Spans = tuple[GpuSpan, ...]
 
 
 def with_gpus(spans: Spans, gpus: int, now_s: float) -> Spans:
-    """Give the spans of a job that holds another number of GPUs from now on, or none."""
+    """Return the spans of a job that holds another number of GPUs from now on, or none."""
     last = spans[-1] if spans and spans[-1].to_s is None else None
     if gpus == (last.gpus if last is not None else 0):
         return spans
@@ -41,7 +41,7 @@ def with_gpus(spans: Spans, gpus: int, now_s: float) -> Spans:
 
 
 def with_pause(spans: Spans, gpus: int, paused_s: float) -> Spans:
-    """Give the same spans, with how long the job paused to come to the number that it holds."""
+    """Return the same spans, with how long the job paused to come to the number that it holds."""
     last = spans[-1] if spans else None
     if last is None or last.to_s is not None or last.gpus != gpus or last.paused_s is not None:
         return spans
@@ -49,7 +49,7 @@ def with_pause(spans: Spans, gpus: int, paused_s: float) -> Spans:
 
 
 def with_capacity(steps: list[Capacity], gpus: int, now_s: float) -> list[Capacity]:
-    """Give the steps of a pool that has another number of GPUs from now on."""
+    """Return the steps of a pool that has another number of GPUs from now on."""
     if gpus == (steps[-1].gpus if steps else 0):
         return steps
     before = steps[:-1] if steps and steps[-1].at_s == now_s else steps
@@ -57,7 +57,7 @@ def with_capacity(steps: list[Capacity], gpus: int, now_s: float) -> list[Capaci
 
 
 def capacity_between(steps: Sequence[Capacity], since_s: float, until_s: float) -> list[Capacity]:
-    """Give the steps in an interval; the first one says what the pool had at its begin."""
+    """Return the steps in an interval; the first one says what the pool had at its begin."""
     before = [step for step in steps if step.at_s <= since_s]
     within = [step for step in steps if since_s < step.at_s <= until_s]
     first = [Capacity(since_s, before[-1].gpus if before else 0)]

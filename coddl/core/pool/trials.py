@@ -16,7 +16,7 @@ NONE_PAYS: Final = 1.0
 
 
 def least_trial_gain(job: JobState, alone_s: float | None) -> float:
-    """Give the part of its time that a job must gain, at best, for a trial to pay off.
+    """Return the part of its time that a job must gain, at best, for a trial to pay off.
 
     `alone_s` is its step time on one GPU, if that is known. Rounded to one digit: what is worked
     out for it is not to be lost with every step.

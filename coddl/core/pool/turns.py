@@ -65,7 +65,7 @@ def listed(names: list[str]) -> str:
 
 
 def turns_sentence(pool: Pool, job: JobState, *, is_brief: bool = False) -> str:
-    """Say with which jobs a job takes turns, and how that goes; empty if with none."""
+    """Return with which jobs a job takes turns, and how that goes; empty if with none."""
     others = partners(pool, job)
     if not others:
         return ""
@@ -96,14 +96,14 @@ def leaving_sentence(pool: Pool, job: JobState) -> str:
 
 
 def turn_s_of(policy: Any) -> float:  # Any: it may be a plug-in's, and say anything
-    """Tell how long a turn of a policy lasts; 0: jobs don't take turns."""
+    """Return how long a turn of a policy lasts; 0: jobs don't take turns."""
     turn_s = getattr(policy, "turn_s", 0.0)
     is_time = isinstance(turn_s, int | float) and isfinite(turn_s) and turn_s > 0.0
     return float(turn_s) if is_time else 0.0
 
 
 def turns_max(device: Device) -> int:
-    """Tell how many jobs may take turns on a device; one of unknown memory is no GPU."""
+    """Return how many jobs may take turns on a device; one of unknown memory is no GPU."""
     if not device.memory_bytes:
         return TURNS_MAX
     return max(2, min(TURNS_MAX, device.memory_bytes // CONTEXTS_PART // CONTEXT_BYTES))
@@ -117,7 +117,7 @@ def guest_counts(pool: Pool) -> Counter[int]:
 def stand_ins(pool: Pool, placed: Mapping[int, tuple[int, ...]], among: Set[int]) -> dict[int, int]:
     """Name guests that get the slot they are on, in place of a guest of another slot.
 
-    Who takes turns has no more claim than another. So where the host of a slot has left, one of its
+    No guest has more claim than another. So where the host of a slot has left, one of its
     guests goes on there as it is, instead of one that would have to come from elsewhere.
     """
     guests: dict[int, list[JobState]] = {}
@@ -177,7 +177,7 @@ def take_turns(
 
 
 def state_bytes(job: JobState) -> int:
-    """Tell how much host memory a job's state needs; 0: that is not known yet."""
+    """Return how much host memory a job's state needs; 0: that is not known yet."""
     measured_bytes = max(job.state_bytes, job.turn_bytes)
     return measured_bytes or STATES_PER_GRADIENT * job.gradient_bytes
 
@@ -195,7 +195,7 @@ def _may_be_guest(job: JobState, now_s: float) -> bool:
 
 
 def _is_able(job: JobState, slot: int | None) -> bool:
-    """Tell whether a job can take turns on a slot.
+    """Return whether a job can take turns on a slot.
 
     Of a job that has started we know by `coddl.prepare`; one that is just starting there goes on.
     """
@@ -216,11 +216,11 @@ class _Room:
                 self.add(job, job.target[0])
 
     def host_of(self, slot: int) -> JobState:
-        """Give the job that a slot is given to."""
+        """Return the job that a slot is given to."""
         return self._pool.jobs[self.users[slot][0]]
 
     def node_of(self, slot: int) -> NodeState:
-        """Give the node of a slot."""
+        """Return the node of a slot."""
         return self._pool.nodes[self._pool.slots[slot].node]
 
     def add(self, job: JobState, slot: int) -> int:
@@ -230,11 +230,11 @@ class _Room:
         return slot
 
     def is_full(self, slot: int) -> bool:
-        """Tell whether as many jobs take turns on a slot as may."""
+        """Return whether as many jobs take turns on a slot as may."""
         return len(self.users[slot]) >= turns_max(self._pool.slots[slot].device)
 
     def may_stay(self, job: JobState, slot: int) -> bool:
-        """Tell whether a job that is on a slot may take turns there."""
+        """Return whether a job that is on a slot may take turns there."""
         if slot not in self.users or self.is_full(slot):
             return False
         return self.host_of(slot).priority == job.priority and self._is_usable(slot)
@@ -248,7 +248,7 @@ class _Room:
         return is_usable and is_led_here and _is_able(host, slot)
 
     def may_join(self, slot: int) -> bool:
-        """Tell whether jobs may come to a slot to take turns there: its host is at work."""
+        """Return whether jobs may come to a slot to take turns there: its host is at work."""
         if not self._is_usable(slot):
             return False
         host = self.host_of(slot)
@@ -257,12 +257,12 @@ class _Room:
         return trains and host.is_elastic and not host.stop and is_told
 
     def may_join_later(self, slot: int) -> bool:
-        """Tell whether jobs may come to a slot once its host has made its first step."""
+        """Return whether jobs may come to a slot once its host has made its first step."""
         host = self.host_of(slot)
         return self._is_usable(slot) and not host.stop and host.phase in NOT_YET
 
     def fits(self, job: JobState, slot: int) -> bool:
-        """Tell whether the states of all jobs that take turns on a node fit into its memory."""
+        """Return whether the states of all jobs that take turns on a node fit into its memory."""
         node = self.node_of(slot)
         return self._bytes[node.name] + self._more_bytes(job, slot) <= node.parking_bytes
 

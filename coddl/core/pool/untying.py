@@ -25,7 +25,7 @@ def first_move(pool: Pool) -> FirstMove | None:
         if number is not None:
             job = pool.jobs[number]
             kept = tuple(slot for slot in job.granted if slot in job.target)
-            return FirstMove(job, kept)  # who waited for it goes on when it has left
+            return FirstMove(job, kept)  # jobs that waited for it go on when it has left
     return None
 
 

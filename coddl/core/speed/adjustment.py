@@ -1,7 +1,7 @@
-"""What measured steps tell of steps elsewhere: estimates that learn from every resize.
+"""What measured steps predict for steps elsewhere: estimates that learn from every resize.
 
 A replay is off for reasons that other arrangements share: links that are slower for this training
-than for the sweep that measured them, GPUs that compute slower beside others. So the logarithm of
+than for the sweep that measured them, GPUs that compute slower next to others. So the logarithm of
 measured over predicted is taken to be
 
     w e(n, locality) + (1 - w) c + m

@@ -56,14 +56,14 @@ class MeasuredScaling(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """All that a replay needs besides a training."""
+    """All that a replay needs in addition to a training."""
 
     links: LinkSpeeds
     bucket_bytes: float = BUCKET_BYTES
     undivided: Mapping[str, float] = {}  # by family: the part of the computing
 
     def profile(self, training: KnownTraining) -> TrainingProfile:
-        """What one worker would tell of a training."""
+        """The profile that one worker would measure of a training."""
         fixed = self.undivided.get(training.family, 0.0)
         halves = [
             SliceTime(samples, forward * whole_s, (1.0 - forward) * whole_s)
@@ -95,12 +95,12 @@ class LinkGrid(NamedTuple):
 
     @classmethod
     def all(cls) -> "LinkGrid":
-        """Give every combination."""
+        """Return every combination."""
         tried = np.array(list(product(NODE_GB_S, CLUSTER_GB_S, CALL_US, MESSAGE_US)))
         return cls(*(column[:, None] for column in tried.T))
 
     def links(self, at: int) -> LinkSpeeds:
-        """Give those of a row."""
+        """Return those of a row."""
         node, cluster, call, message = (float(column[at, 0]) for column in self)
         return {
             "node": LinkSpeed(node, 0.0, call, BACKEND),
@@ -122,8 +122,8 @@ def calibrated_without(
     if not families:
         raise UserError(
             f"speeds of {name} cannot be estimated",
-            "no other model of the speed table was measured on several GPUs, so nothing tells how "
-            "fast the links are",
+            "no other model of the speed table was measured on several GPUs, so the speed "
+            "of the links is unknown",
             "--links inspection.json, as coddl inspect --save writes it",
         )
     sums = {family: sum(each[1:], each[0]) for family, each in families.items()}

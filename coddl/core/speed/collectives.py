@@ -77,7 +77,7 @@ def half_ring_s(members: int, bytes_: float, link: CalledWire) -> float:
 
 
 def served_s(workers: int, servers: int, bytes_: float, link: CalledWire) -> float:
-    """Seconds in which workers send gradients to parameter servers and fetch what became of them.
+    """Seconds in which workers send gradients to parameter servers and fetch the results.
 
     A server receives and sends 1/p of the bytes of all workers, a worker all of its own bytes.
     """
@@ -91,7 +91,7 @@ def all_reduce_s(
     algorithm: AllReduce, on_nodes: tuple[int, ...], bytes_: float, within: CalledWire | None,
     between: CalledWire | None,
 ) -> float:  # fmt: skip
-    """Seconds in which workers, so many on each node, average; a link without use may be None."""
+    """Seconds in which workers, `on_nodes` per node, average; a link without use may be None."""
     workers, widest, nodes = sum(on_nodes), max(on_nodes), len(on_nodes)
     if algorithm == "hierarchical":
         inner_s = ring_s(widest, bytes_, within) if within and widest > 1 else 0.0

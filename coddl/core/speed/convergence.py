@@ -14,7 +14,7 @@ POINTS_MIN: Final = 3
 SEGMENTS, HEAVIER = 3, 4.0  # of three equal stretches each counts as if its sigma were a quarter
 FLOORS = 64  # values of b2 that are tried at a time
 ROUNDS = 8  # of looking closer around the best of them
-BESIDE: Final = 2  # losses on each side that a loss is compared with
+NEIGHBOURS: Final = 2  # losses on each side that a loss is compared with
 OUTLIES: Final = 5.0  # times as far off as they are: it is an outlier
 
 
@@ -27,7 +27,7 @@ class LossCurve:
     b2: float
 
     def loss(self, epoch: float) -> float:
-        """The loss after so many epochs; infinite where the curve has its pole."""
+        """The loss after `epoch` epochs; infinite where the curve has its pole."""
         line = self.b0 * epoch + self.b1
         return 1.0 / line + self.b2 if line > 0.0 else np.inf
 
@@ -44,7 +44,7 @@ class Stop:
     """
 
     fall: float = 0.05  # by no more than this
-    window: int = 10  # over so many epochs
+    window: int = 10  # over this many epochs
     epochs_max: int = 100
     epochs_unknown: int = 20  # what is left where losses tell nothing yet
 
@@ -69,11 +69,11 @@ def is_outlier(losses: FloatColumn) -> BoolColumn:
     Such a loss is further from the median of the five than OUTLIES times the median of all five
     distances. Of losses that only fall none is, and the two at each end never are.
     """
-    out, size = np.zeros(losses.size, np.bool_), 2 * BESIDE + 1
+    out, size = np.zeros(losses.size, np.bool_), 2 * NEIGHBOURS + 1
     if losses.size >= size and np.isfinite(losses).all():
         windows = np.lib.stride_tricks.sliding_window_view(losses, size)
         off = np.abs(windows - np.median(windows, axis=1)[:, None])
-        out[BESIDE:-BESIDE] = off[:, BESIDE] > OUTLIES * np.median(off, axis=1)
+        out[NEIGHBOURS:-NEIGHBOURS] = off[:, NEIGHBOURS] > OUTLIES * np.median(off, axis=1)
     return out
 
 

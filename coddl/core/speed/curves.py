@@ -40,7 +40,7 @@ def curve_of(steps: Mapping[int, PredictedStep], most: int) -> FloatColumn:
 
 
 def sizes_to(most: int) -> Iterator[int]:
-    """Give sizes up to a most, the closer to each other the smaller they are."""
+    """Yield sizes up to a most, the closer to each other the smaller they are."""
     size = 1
     while size < most:
         yield size
@@ -64,7 +64,7 @@ def profile_places(
 ) -> Places:
     """What places cost a training, as a table of one curve; raises UserError as replays do.
 
-    Nodes are told apart, and what each further job on a network card costs. Nothing is known of
+    Nodes are distinguished, and what each further job on a network card costs. Nothing is known of
     islands and racks.
     """
     most = min(most, SIZES_MAX, most_workers(profile))

@@ -1,6 +1,6 @@
 """Step time on any GPUs of a cluster, estimated from what a single GPU tells.
 
-One GPU tells how long a step computes and how large the gradients are, bucket by bucket with the
+One GPU shows how long a step computes and how large the gradients are, bucket by bucket with the
 moment from which each can be sent. The links are measured once per cluster. A step then replays
 the buckets: each is sent when it is ready and the one before is through,
 
@@ -26,7 +26,7 @@ BUCKETS_MOST: Final = 64  # of any model: to cut finer changes an estimate by li
 BACKWARD: Final = 2 / 3  # of the computation: two of the three multiplications of every layer
 NODE_GPUS_MEASURED: Final = 4  # of the nodes that the packaged step times were measured on
 GPUS_MOST, NODES_MOST = 256, 64  # of what is tabulated; beyond, tables go on as they end
-MESSAGES: Final = 10.0  # a unit of parameters takes so many times what a message costs by itself
+MESSAGES: Final = 10.0  # cost of a unit of parameters, as a multiple of a message's own cost
 
 Number: TypeAlias = int | IntColumn
 Algorithm = Literal["hierarchical", "flat"]
@@ -186,8 +186,8 @@ def split_batch(total: int, fixed_s: FloatColumn, sample_s: FloatColumn) -> IntC
     """Samples for each of several unlike devices, such that all end a step together.
 
     With b samples a device takes fixed_s + sample_s b. All end at the T at which the samples add up
-    to the batch; who could not even begin by then gets none. Whole samples go by the largest
-    remainder.
+    to the batch; a device that could not even begin by then gets none. Whole samples go by the
+    largest remainder.
     """
     order = np.lexsort((np.arange(len(fixed_s)), fixed_s))
     with_first = np.cumsum(1.0 / sample_s[order]), np.cumsum((fixed_s / sample_s)[order])

@@ -93,7 +93,7 @@ class LinkSpeed:
         return _between(workers, [(n, _between(bytes_, row)) for n, row in rows.items()])
 
     def all_reduce_s(self, workers: int, bytes_: float) -> float:
-        """Seconds of an all-reduce of so many bytes."""
+        """Seconds of an all-reduce of `bytes_` bytes."""
         return ring_s(workers, bytes_, self)
 
     @property
@@ -107,7 +107,7 @@ class LinkSpeed:
         return [line.all_reduce_s(n, x) / seconds - 1.0 for n, x, seconds in self.measured]
 
     def as_data(self) -> dict[str, Any]:
-        """Give it for JSON."""
+        """Return it for JSON."""
         return {
             "gb_s": self.gb_s,
             "latency_us": self.latency_us,
@@ -154,7 +154,7 @@ class Inspection:
     suspend_s: float | None = None  # 1 GB leaves a GPU for host memory and comes back
 
     def as_data(self) -> dict[str, Any]:
-        """Give it for JSON."""
+        """Return it for JSON."""
         return {
             "version": VERSION,
             "hardware": self.hardware,
@@ -243,7 +243,7 @@ def fitted_send(sent: Iterable[SendTime]) -> tuple[float, float]:
 
 
 def median_error(link: LinkSpeed) -> float:
-    """Give the median of the errors of the fit, without their signs."""
+    """Return the median of the errors of the fit, without their signs."""
     return statistics.median(abs(each) for each in link.fit_errors())
 
 
@@ -262,7 +262,7 @@ def _undisturbed(times: Sequence[ExchangeTime]) -> list[ExchangeTime]:
 
 
 def _factors(line: LinkSpeed) -> tuple[ExchangeFactor, ...]:
-    """Tell by what the sweep is off from the formula.
+    """Return by what the sweep is off from the formula.
 
     What all numbers of workers have in common at a size is less likely to be noise than the rest.
     """

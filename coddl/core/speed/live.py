@@ -41,7 +41,7 @@ class Speed(NamedTuple):
 
     @property
     def is_trial(self) -> bool:
-        """Tell whether the size is only worth trying: it is expected to be slower."""
+        """Return whether the size is only worth trying: it is expected to be slower."""
         return self.expected_s is not None
 
     @property
@@ -58,7 +58,7 @@ class MeasuredSteps(NamedTuple):
 
 
 class StepEvidence(NamedTuple):
-    """What measured steps tell of a training, to adjust replays by."""
+    """What measured steps show of a training, to adjust replays by."""
 
     factor: float  # how many times as long as in the profile its computing takes
     known: tuple[MeasuredStep, ...]
@@ -72,7 +72,7 @@ def evidence(predicted: Mapping[int, PredictedStep], measured: MeasuredSteps) ->
     """Compare what was measured with replays, which include one of size 1.
 
     What one worker takes is computing alone, so what a replay is off there it is off everywhere.
-    Of an earlier job, only what it was off besides counts: it may have had a slower machine.
+    Of an earlier job, only what it was off in addition counts: it may have had a slower machine.
     """
     alone_s = predicted[1].step_s
     own, others = measured
@@ -101,7 +101,7 @@ def curve(
     remembered: Mapping[int, float] = NOTHING,
     trial_gain: float = 0.0,
 ) -> dict[int, Speed]:
-    """Give the speed at every size from 1 to `gpus_max`; only strict jobs have virtual nodes.
+    """Return the speed at every size from 1 to `gpus_max`; only strict jobs have virtual nodes.
 
     `predicted` are replays of a step, from size 1 on: between two of them step time is linear, and
     beyond the last it stays what it is. `remembered` was measured by earlier jobs that train the
@@ -202,7 +202,7 @@ def _interpolated(sizes: Sequence[int], at: Mapping[int, float]) -> dict[int, fl
 
 
 def scaled(step: PredictedStep, factor: float) -> PredictedStep:
-    """Give a step whose computing takes so many times as long."""
+    """Return a step whose computing takes `factor` times as long."""
     exchange_s = step.step_s * step.exchange_part
     step_s = exchange_s + (step.step_s - exchange_s) * factor
     compute_s = step.compute_s * factor
@@ -210,7 +210,7 @@ def scaled(step: PredictedStep, factor: float) -> PredictedStep:
 
 
 def _part(n: int, virtual_nodes: int | None) -> float:
-    """Tell which part of the batch the busiest of n workers has."""
+    """Return which part of the batch the busiest of n workers has."""
     return 1.0 / n if virtual_nodes is None else ceil(virtual_nodes / n) / virtual_nodes
 
 

@@ -6,13 +6,13 @@ from coddl.core.columns import FloatColumn, FloatMatrix
 
 ROUNDS_PER_COLUMN = 10  # more than the method ever needs but for rounding
 TOLERANCE = 1e-10  # of the gradient, relative to where it starts
-DIGITS = 12  # columns of length 1 that agree to so many are one
+DIGITS = 12  # columns of length 1 that agree to this many digits are one
 
 
 def nnls(terms: FloatMatrix, target: FloatColumn) -> FloatColumn:
     """The x >= 0 for which |terms @ x - target| is smallest (Lawson and Hanson, 1974, ch. 23).
 
-    Columns are scaled to one length first, so that terms of very unlike size are told apart. Terms
+    Columns are scaled to one length first, so that terms of very unlike size stay distinct. Terms
     that differ by a factor alone can't be: they share evenly.
     """
     lengths = np.linalg.norm(terms, axis=0)

@@ -1,8 +1,8 @@
 """What a place costs: how much longer a step takes there than the speed table says.
 
-The table tells the best case: the fewest nodes that hold the share, GPUs of the kind it was
-measured on, a network to oneself, GPUs not shared with anybody. Each way of falling short of it is
-a factor on the step time, and the factors multiply.
+The table has the best case: the fewest nodes that hold the share, GPUs of the kind it was
+measured on, a network to oneself, GPUs not shared with any other job. Each way of falling short of
+it is a factor on the step time, and the factors multiply.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Places(NamedTuple):
     racks: FloatMatrix  # [curve, gpus]: in several racks
     network: FloatMatrix  # [curve, gpus]: what each further job on its busiest NIC adds to 1
     kinds: FloatMatrix  # [curve, kind]: step time there over that of the table
-    packed: FloatMatrix  # [curve, curve of the job beside it on its GPUs]
+    packed: FloatMatrix  # [curve, curve of the other job on its GPUs]
     skew: FloatColumn  # [curve]: the largest tensor's part of all parameters, which hints at nodes
     busy: FloatColumn = np.ones(1)  # [curve]: the part of the time that it keeps a GPU busy
     # For groups of more than two on the same GPUs; a memory of 1 excludes them.
@@ -143,7 +143,7 @@ def slowdowns(
 
 @part
 def is_new_node(occupancy: Occupancy, row: int, i: int) -> bool:
-    """Tell whether entry i is the first of its row on its node."""
+    """Return whether entry i is the first of its row on its node."""
     island, node = occupancy.slots.island, occupancy.columns.island_node
     return bool(i == occupancy.slots.first[row] or node[island[i]] != node[island[i - 1]])
 
@@ -159,7 +159,7 @@ def nodes_of(occupancy: Occupancy, row: int) -> int:
 
 @part
 def slowdown(occupancy: Occupancy, row: int, curve: int) -> float:
-    """The factor of one row that sits somewhere, but for who shares its GPUs."""
+    """The factor of one row that sits somewhere, except for jobs that share its GPUs."""
     places, columns, slots = occupancy.places, occupancy.columns, occupancy.slots
     gpus, rack, several_racks, busiest, nodes, last = 0, -1, False, 1, 0, -1
     of_kind = occupancy.of_kind

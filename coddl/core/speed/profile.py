@@ -1,4 +1,4 @@
-"""What one worker tells about a training: enough to estimate its speed on any GPUs."""
+"""What one worker measures of a training: enough to estimate its speed on any GPUs."""
 
 import math
 from collections.abc import Mapping
@@ -48,14 +48,14 @@ class TrainingProfile:
     batch: int  # samples of an update, over all workers
     slices: tuple[SliceTime, ...]  # by samples, ascending; at least one
     update_s: float  # of the optimizer
-    other_s: float  # of an update besides: zero_grad, logging, what the script does
+    other_s: float  # other parts of an update: zero_grad, logging, what the script does
     data_s: float  # waiting for the loader, in an update
     buckets: tuple[GradientBucket, ...]  # in the order in which they are sent
     memory: tuple[SliceMemory, ...] = ()
     state_bytes: int = 0
     largest_tensor_bytes: int = 0
     virtual_nodes: int | None = None  # of a strict training
-    signature: str = ""  # of model, optimizer and batch: what tells trainings apart
+    signature: str = ""  # of model, optimizer and batch: identifies equal trainings
 
     def __post_init__(self) -> None:
         """Refuse what no training can have: it comes from scripts, and decisions rest on it."""
@@ -79,7 +79,7 @@ class TrainingProfile:
             raise ValueError("a bucket is ready in the backward pass")
 
     def as_data(self) -> dict[str, Any]:  # Any: JSON
-        """Give it for programs."""
+        """Return it for programs."""
         return {
             "version": VERSION,
             "device": self.device,

@@ -76,7 +76,7 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class StepSetting:
-    """How a step is made, besides where."""
+    """How a step is made, independent of where."""
 
     exchange: ExchangeKind = "all-reduce"
     algorithm: AllReduce | None = None  # None: what the backend takes, the cheapest if it chooses
@@ -97,7 +97,7 @@ class TimelineSpan(NamedTuple):
 class StepTimeline:
     """A step of the slowest worker, from the first wait to the end of the update."""
 
-    spans: tuple[TimelineSpan, ...]  # by begin; those of `exchange` lie beside `backward`
+    spans: tuple[TimelineSpan, ...]  # by begin; those of `exchange` overlap `backward`
     batch: int
     samples: tuple[int, ...]  # of each worker
     passes: int  # of the slowest worker
@@ -161,7 +161,7 @@ def replayed(
     links: LinkSpeeds,
     setting: StepSetting | None = None,
 ) -> StepTimeline:
-    """Give the time line of a step; raises UserError if a link is not known, or nothing fits."""
+    """Return the time line of a step; raises UserError if a link is not known, or nothing fits."""
     setting = setting or StepSetting()
     samples = _samples(profile, arrangement)
     slowest, passes, in_a_pass, times = _slowest(profile, arrangement, samples, setting)
@@ -241,7 +241,7 @@ def _slowest(
 
 
 def _on_worker(half: HalfPass, speed: float, parts: int) -> HalfPass:
-    """Give one half of a pass on a GPU of another speed; the host launches it no faster."""
+    """Return one half of a pass on a GPU of another speed; the host launches it no faster."""
     return HalfPass(half.fixed_s / speed / parts, half.sample_s / speed, half.least_s / parts)
 
 
@@ -309,7 +309,7 @@ class _Exchanger:
 
 
 def _link(name: LinkClass, links: LinkSpeeds, setting: StepSetting) -> LinkSpeed:
-    """What jobs beside this one leave of a link. Workers on one GPU may talk as those of a node."""
+    """What other jobs leave of a link. Workers on one GPU may talk as those of a node."""
     found = links.get(name) or (links.get("node") if name == "gpu" else None)
     if found is None:
         between = {"gpu": "on one GPU", "node": "of a node", "cluster": "of different nodes"}

@@ -21,7 +21,7 @@ class SliceLine(NamedTuple):
     per_sample: float
 
     def at(self, samples: float) -> float:
-        """Give the cost of a pass over these samples."""
+        """Return the cost of a pass over these samples."""
         return self.fixed + self.per_sample * samples
 
 
@@ -33,11 +33,11 @@ class HalfPass(NamedTuple):
     least_s: float = 0.0
 
     def computing_s(self, samples: float) -> float:
-        """Give the seconds of that half for these samples, if launching takes no time."""
+        """Return the seconds of that half for these samples, if launching takes no time."""
         return self.fixed_s + self.sample_s * samples
 
     def at(self, samples: float) -> float:
-        """Give the seconds of that half for these samples, from when its launches begin."""
+        """Return the seconds of that half for these samples, from when its launches begin."""
         return max(self.computing_s(samples), self.least_s)
 
 
@@ -48,11 +48,11 @@ class PassTimes(NamedTuple):
     backward: HalfPass
 
     def at(self, samples: float) -> float:
-        """Give the seconds of a pass over these samples that follows another one."""
+        """Return the seconds of a pass over these samples that follows another one."""
         return sum(self.halves(samples))
 
     def halves(self, samples: float) -> tuple[float, float]:
-        """Give the seconds of forward and backward in a pass that follows another one."""
+        """Return the seconds of forward and backward in a pass that follows another one."""
         computing_s = self.forward.computing_s(samples), self.backward.computing_s(samples)
         launching_s = self.forward.least_s, self.backward.least_s
         return max(computing_s, launching_s, key=sum)

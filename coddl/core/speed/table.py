@@ -74,7 +74,7 @@ class Speeds:
     measured: BoolMatrix  # measured, as against interpolated or assumed
     # None: places make no difference. A function is called when it is first asked for.
     known_places: Places | Callable[[], Places] | None = None
-    kinds: tuple[str, ...] = ("gpu",)  # that `places.kinds` tells apart; `step_s` is of the first
+    kinds: tuple[str, ...] = ("gpu",)  # that `places.kinds` distinguishes; `step_s` is of the first
     variants: int = 1  # curves of each model, one after the other
 
     @cached_property

@@ -18,7 +18,7 @@ from coddl.core.speed.convergence import LossCurve, Stop, fit_losses, is_outlier
 
 LOSSES_MAX: Final = 128  # of a training that are kept
 LOSSES_MIN: Final = 8  # from which a length is predicted
-EPOCH_STEPS: Final = 100  # where a training tells none
+EPOCH_STEPS: Final = 100  # where a training reports none
 LEFT_OUT: Final = (1 / 8, 1 / 4, 3 / 8)  # of the newest losses, to see what a fit is worth
 ERROR_MIN: Final = 0.2  # of a predicted end, as a part of it: real losses follow no curve closely
 CLEAR: Final = 2.0  # times its error, by which a curve must fall
@@ -41,15 +41,15 @@ class PredictedLength:
     epoch_steps: float  # steps that count as an epoch
 
     def is_refuted(self, step: int) -> bool:
-        """Tell whether a training goes on for longer than the prediction may be off."""
+        """Return whether a training goes on for longer than the prediction may be off."""
         return step > self.end_step + self.error_steps
 
     def left(self, step: int) -> int:
-        """Give the steps that are left; one that should be over is in its last epoch."""
+        """Return the steps that are left; one that should be over is in its last epoch."""
         return max(1, round(max(self.end_step - step, self.epoch_steps)))
 
     def error(self, step: int) -> float:
-        """Give by which part of itself the number of steps that are left may be off."""
+        """Return by which part of itself the number of steps that are left may be off."""
         return self.error_steps / self.left(step)
 
 
@@ -70,7 +70,7 @@ def with_loss(known: Sequence[LossPoint], found: LossPoint) -> tuple[LossPoint, 
 
 
 def thinned(points: Sequence[LossPoint], most: int) -> tuple[LossPoint, ...]:
-    """Give the first, the last, and as many between them as there may be, evenly by number."""
+    """Return the first, the last, and as many between them as there may be, evenly by number."""
     count = min(most, len(points))
     return tuple(points[at * (len(points) - 1) // max(1, count - 1)] for at in range(count))
 
@@ -101,7 +101,7 @@ def predicted_length(
 def _end(
     steps: FloatColumn, losses: FloatColumn, epoch_steps: int | None
 ) -> tuple[float, float] | None:
-    """Give the step at which a training ends, and the steps of an epoch."""
+    """Return the step at which a training ends, and the steps of an epoch."""
     usual = ~is_outlier(losses)
     steps, losses = steps[usual], losses[usual]
     scale = float(steps[-1])
@@ -117,12 +117,12 @@ def _end(
 
 
 def half_fall(curve: LossCurve, first: float) -> float:
-    """Give how long a curve takes from `first` on to fall half of the way to its end."""
+    """Return how long a curve takes from `first` on to fall half of the way to its end."""
     return first + curve.b1 / curve.b0
 
 
 def half_fallen(steps: FloatColumn, losses: FloatColumn) -> float:
-    """Give how many steps losses took to fall half of the way from the first to the lowest."""
+    """Return how many steps losses took to fall half of the way from the first to the lowest."""
     middle = (losses[0] + losses.min()) / 2.0
     at = int(np.argmax(losses <= middle))
     if at == 0:
@@ -132,7 +132,7 @@ def half_fallen(steps: FloatColumn, losses: FloatColumn) -> float:
 
 
 def _falls(curve: LossCurve, steps: FloatColumn, losses: FloatColumn) -> bool:
-    """Tell whether a curve falls by more than what is left unexplained."""
+    """Return whether a curve falls by more than what is left unexplained."""
     fitted = 1.0 / (curve.b0 * steps + curve.b1) + curve.b2
     newest = slice(len(steps) // 2, None)  # what counts; the oldest may be far off
     noise = float(np.sqrt(np.mean((losses[newest] - fitted[newest]) ** 2)))

@@ -102,7 +102,7 @@ def _free_bytes(path: Path) -> int:
 
 
 def existing_part(folder: Path) -> Path:
-    """Give the folder, or the nearest one above it that exists."""
+    """Return the folder, or the nearest one above it that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
@@ -162,7 +162,7 @@ def _torch(facts: MachineFacts) -> CheckResult:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Give the first two numbers of a version."""
+    """Return the first two numbers of a version."""
     found: list[int] = []
     for word in version.split(".")[:2]:
         with contextlib.suppress(ValueError):

@@ -36,7 +36,7 @@ class HeadFacts:
         return "Redis" if self.redis else self.settings.get("gcs_storage", "").replace("memory", "")
 
     def number(self, name: str) -> int:
-        """Give a setting in force."""
+        """Return a setting in force."""
         return int(self.settings.get(name, DEFAULTS[name]))
 
 
@@ -140,7 +140,7 @@ def _store(head: HeadFacts | None) -> CheckResult:
 
 
 def _ports(facts: RayFacts) -> Iterator[CheckResult]:
-    """Tell of ports of the head that workers may take first after a restart."""
+    """Check for ports of the head that workers may take first after a restart."""
     ports = {"GCS": facts.address, "dashboard": facts.dashboard}
     for name, address in ports.items():
         port = address.rpartition(":")[2]

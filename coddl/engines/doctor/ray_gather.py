@@ -56,7 +56,7 @@ def gather_ray(asked: RayQuestion) -> RayFacts:
 
 
 def _address(given: str) -> str:
-    """Give the whole address of a cluster that answers."""
+    """Return the whole address of a cluster that answers."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
     if given.startswith("ray://"):
@@ -68,7 +68,7 @@ def _address(given: str) -> str:
 
 
 def _metadata(address: str) -> dict[str, str]:
-    """Give the versions that a cluster was started with; Ray compares them, too."""
+    """Return the versions that a cluster was started with; Ray compares them, too."""
     from ray import _raylet
     from ray._common.usage.usage_lib import get_cluster_metadata
 
@@ -92,7 +92,7 @@ def _connected(address: str) -> Iterator[str]:
 
 
 def _asked(facts: RayFacts) -> RayFacts:
-    """Have each machine tell of itself, all at once."""
+    """Collect the facts of all machines in parallel."""
     import ray
     from ray import cloudpickle
     from ray._private.state import state
@@ -129,7 +129,7 @@ def _asked(facts: RayFacts) -> RayFacts:
 
 
 def _told(question: Any) -> tuple[dict[str, Any], str]:  # Any: Ray's reference, and JSON
-    """Give what a machine told, or why it did not."""
+    """Return what a machine told, or why it did not."""
     import ray
 
     try:
@@ -141,7 +141,7 @@ def _told(question: Any) -> tuple[dict[str, Any], str]:  # Any: Ray's reference,
 
 
 def described(node: RayNodeFacts, told: dict[str, Any]) -> RayNodeFacts:  # Any: JSON
-    """Add what a machine told of itself."""
+    """Add a machine's reported facts."""
     return replace(
         node,
         python=told["python"],

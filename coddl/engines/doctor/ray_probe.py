@@ -1,4 +1,4 @@
-"""What a machine of a Ray cluster tells of itself, by a task of Ray there.
+"""Facts that a machine of a Ray cluster reports, by a task of Ray there.
 
 Sent by value and read there without this package, which may not be installed: it uses the standard
 library alone, and what it gives is plain JSON.
@@ -24,7 +24,7 @@ def probe(server: str, jobs_dir: str) -> dict[str, object]:
 
 
 def _version_of(name: str) -> str:
-    """Give the version of a package that can be found; empty: it can't."""
+    """Return the version of a package that can be found; empty: it can't."""
     import importlib
     import importlib.metadata
     import importlib.util
@@ -40,7 +40,7 @@ def _version_of(name: str) -> str:
 
 
 def _gpus() -> list[dict[str, object]]:
-    """Tell of the machine's GPUs, whatever Ray has let this task see."""
+    """Describe the machine's GPUs, whatever Ray lets this task see."""
     try:
         import pynvml  # type: ignore[import-untyped,unused-ignore]
 
@@ -70,7 +70,7 @@ def _option(words: list[str], name: str) -> str:
 
 
 def _worker_ports() -> list[int]:
-    """Tell from which ports Ray's workers here take theirs: least and most, or 0 and 0: any."""
+    """Return from which ports Ray's workers here take theirs: least and most, or 0 and 0: any."""
     import os
 
     words = _words_of(os.getppid())  # the raylet
@@ -79,7 +79,7 @@ def _worker_ports() -> list[int]:
 
 
 def _head() -> dict[str, object]:
-    """Tell how the process was started that answers for the cluster, if it is here."""
+    """Return how the process was started that answers for the cluster, if it is here."""
     import base64
     import json
     import os
@@ -107,7 +107,7 @@ def _head() -> dict[str, object]:
 
 
 def server_trouble(server: str) -> str:
-    """Say why a server can't be reached from here; empty: it can."""
+    """Return why a server can't be reached from here; empty: it can."""
     import socket
     from urllib.parse import urlsplit
 
@@ -121,7 +121,7 @@ def server_trouble(server: str) -> str:
 
 
 def folder_trouble(folder: str) -> str:
-    """Say why a folder can't be written to from here; empty: it can."""
+    """Return why a folder can't be written to from here; empty: it can."""
     import os
     import tempfile
 

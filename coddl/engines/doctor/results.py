@@ -18,7 +18,7 @@ class CheckResult:
     try_: str = ""
 
     def parts(self) -> dict[str, str]:
-        """Give it for programs."""
+        """Return it for programs."""
         found = {"check": self.check, "state": self.state, "what": self.what}
         return found if self.state == "OK" else {**found, "because": self.because, "try": self.try_}
 
@@ -34,7 +34,7 @@ def failure_of(check: str, error: UserError) -> CheckResult:
 
 
 def has_failed(results: Iterable[CheckResult]) -> bool:
-    """Tell whether something is in the way of a pool."""
+    """Return whether something is in the way of a pool."""
     return any(result.state == "FAIL" for result in results)
 
 

@@ -10,7 +10,7 @@ from coddl.core.errors import UserError
 from coddl.engines.doctor.results import CheckResult, failure_of, fine
 
 ASK_S: Final = 10.0
-CLOCK_S: Final = 5.0  # by which clocks may differ; the server's is told in whole seconds
+CLOCK_S: Final = 5.0  # by which clocks may differ; the server reports whole seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ServerFacts:
     url: str
     trouble: UserError | None = None
     version: str = ""
-    clock_ahead_s: float | None = None  # of ours; None: it does not tell
+    clock_ahead_s: float | None = None  # of ours; None: not reported
     problems: tuple[str, ...] = ()
     nodes_down: tuple[str, ...] = ()
     engine: str = ""
@@ -83,5 +83,5 @@ def _clock(ahead_s: float) -> CheckResult:
     if abs(ahead_s) <= CLOCK_S:
         return fine("clock", "the server's and ours agree")
     what = f"the server's clock is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}"
-    because = "deadlines of nodes are told in wall-clock time"
+    because = "deadlines of nodes are given in wall-clock time"
     return CheckResult("clock", "WARN", what, because, "NTP on both machines (timedatectl)")

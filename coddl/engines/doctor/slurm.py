@@ -64,7 +64,7 @@ class SlurmFacts:
 
     @property
     def partition(self) -> dict[str, str] | None:
-        """Give the settings of the pool's partition; None: there is none."""
+        """Return the settings of the pool's partition; None: there is none."""
         wanted = self.options.partition
         for each in self.partitions:
             if each["PartitionName"] == wanted or (not wanted and each.get("Default") == "YES"):
@@ -78,7 +78,7 @@ class SlurmFacts:
 
     @property
     def takes_jobs(self) -> bool:
-        """Tell whether some of them are in use, or could be."""
+        """Return whether some of them are in use, or could be."""
         return any(node.takes_jobs for node in self.fitting)
 
     @property
@@ -233,7 +233,7 @@ def _memory(facts: SlurmFacts, partition: dict[str, str]) -> CheckResult:
                 what = f"{value} MB {each.replace('Node', 'node')}, Slurm's default"
                 return fine(check, f"{what}; --sbatch-arg=--mem=... changes it")
     what = "each pilot job takes all memory of its machine"
-    because = "the cluster has no default, and no jobs of others fit beside it"
+    because = "the cluster has no default, and no other jobs fit on that machine"
     return CheckResult(check, "WARN", what, because, "--sbatch-arg=--mem=64G, or what jobs need")
 
 
@@ -314,7 +314,7 @@ def _node(facts: SlurmFacts, node: SlurmNodeFacts) -> Iterator[CheckResult]:
         yield fine(check, f"CUDA_VISIBLE_DEVICES={node.gpu_ids}, for one GPU")
     else:
         what = "CUDA_VISIBLE_DEVICES is empty in a job with one GPU"
-        because = "without it, a node can't tell which GPUs Slurm has given it"
+        because = "without it, a node can't find out which GPUs Slurm has given it"
         try_ = "the administrator sets File= for each GPU in gres.conf"
         yield CheckResult(check, "FAIL", what, because, try_)
     reach = PoolReach(facts.server, node.server_trouble, facts.jobs_dir, node.jobs_dir_trouble)

@@ -103,7 +103,7 @@ def _tried(facts: SlurmFacts, slurm: SlurmCommands) -> SlurmNodeFacts:
 
 
 def _srun_words(facts: SlurmFacts) -> list[str]:
-    """Give the options of `srun`: one GPU of a machine that is free."""
+    """Return the options of `srun`: one GPU of a machine that is free."""
     options, free = facts.options, {node.name for node in facts.may_be_tried}
     taken = [node.name for node in facts.nodes if node.name not in free]
     words = [f"--immediate={FREE_WITHIN_S}", "--nodes=1", "--ntasks=1", "--gres=gpu:1"]

@@ -1,4 +1,4 @@
-"""What a machine of a Slurm cluster tells of itself, by a command that `srun` runs there.
+"""Facts that a machine of a Slurm cluster reports, by a command that `srun` runs there.
 
 python -m coddl.engines.doctor.slurm_probe SERVER JOBS_DIR MARKER     empty: not to be tried
 """

@@ -19,8 +19,8 @@ from coddl.engines.engine import EngineUnavailable
 ANSWER_S: Final = 30.0  # Slurm's commands try again for a while by themselves
 JOB_FIELDS: Final = "%i|%T|%e|%l|%S|%N|%r"
 NODE_FIELDS: Final = "%N|%T|%c|%G|%E"
-SRUN_ENDS_S: Final = 10.0  # after it was told to
-KILL_WAIT_S: Final = 30.0  # between SIGTERM and SIGKILL, where Slurm does not tell
+SRUN_ENDS_S: Final = 10.0  # after it was signalled
+KILL_WAIT_S: Final = 30.0  # between SIGTERM and SIGKILL, where Slurm does not report it
 OUT_OF_USE: Final = ("down", "drain", "fail", "error", "inval", "maint", "unknown", "reboot")
 SAME_S: Final = 5.0  # two times that are this close are one
 SUBMITTED: Final = re.compile(r"^([0-9]+)(?:;\S+)?\s*\Z", re.MULTILINE)
@@ -42,7 +42,7 @@ class SlurmJob(NamedTuple):
 
     @property
     def is_cut_short(self) -> bool:
-        """Tell whether it ends before its limit: it is preempted, after a grace time."""
+        """Return whether it ends before its limit: it is preempted, after a grace time."""
         if self.ends_at_s is None or self.limit_s is None or self.starts_at_s is None:
             return False
         return self.ends_at_s < self.starts_at_s + self.limit_s - SAME_S
@@ -59,12 +59,12 @@ class SlurmNode(NamedTuple):
 
     @property
     def is_draining(self) -> bool:
-        """Tell whether its operator wants it empty."""
+        """Return whether its operator wants it empty."""
         return "drain" in self.state
 
     @property
     def takes_jobs(self) -> bool:
-        """Tell whether jobs can start there, now or later; one with a * is silent."""
+        """Return whether jobs can start there, now or later; one with a * is silent."""
         return not self.state.startswith(OUT_OF_USE) and not self.state.endswith("*")
 
 
@@ -111,12 +111,12 @@ class SlurmCommands:
         return int(number[1])
 
     def try_submit(self, words: Sequence[str]) -> str:
-        """Have Slurm say whether it would take a job; give why not, or nothing."""
+        """Ask Slurm whether it would take a job; return why not, or an empty string."""
         verdict = self.verdict(words)
         return "" if verdict.is_taken else verdict.said
 
     def verdict(self, words: Sequence[str]) -> SlurmVerdict:
-        """Have Slurm say whether it would take a job, and when it would start it."""
+        """Ask Slurm whether it would take a job, and when it would start it."""
         done = self._run("sbatch", "--test-only", *words, TZ="UTC")
         if done.returncode:
             return SlurmVerdict(False, _last_line(done.stderr))
@@ -134,17 +134,17 @@ class SlurmCommands:
         self._run("scancel", *words, str(job))
 
     def settings(self) -> dict[str, str]:
-        """Give the configuration of the cluster, by name."""
+        """Return the configuration of the cluster, by name."""
         lines = self._asked("scontrol", "show", "config").splitlines()
         pairs = (line.partition("=") for line in lines if "=" in line)
         return {name.strip(): value.strip() for name, _, value in pairs}
 
     def version(self) -> str:
-        """Give the version of the commands here."""
+        """Return the version of the commands here."""
         return self._asked("sinfo", "--version").strip().rpartition(" ")[2]
 
     def partitions(self) -> list[dict[str, str]]:
-        """Give the settings of each partition, by name."""
+        """Return the settings of each partition, by name."""
         lines = self._asked("scontrol", "--all", "--oneliner", "show", "partition").splitlines()
         return [
             {name: value for name, _, value in (word.partition("=") for word in line.split())}
@@ -194,7 +194,7 @@ class SlurmCommands:
             self._run("scancel", f"--user={os.getuid()}", f"--name={name}")
 
     def _asked(self, *words: str) -> str:
-        """Give what a command prints; raises EngineUnavailable if it fails."""
+        """Return what a command prints; raises EngineUnavailable if it fails."""
         done = self._run(*words, TZ="UTC")
         if done.returncode:
             raise _unavailable(_last_line(done.stderr))
@@ -216,7 +216,7 @@ class SlurmCommands:
             raise _unavailable(f"no answer within {ANSWER_S:.0f} s") from None
 
     def _env(self) -> dict[str, str]:
-        """Give the environment, less what an allocation that we may be in has set for itself."""
+        """Return the environment, less what an allocation that we may be in has set for itself."""
         found = os.environ if self._environment is None else self._environment
         return {n: v for n, v in found.items() if not n.startswith("SLURM_") or n == "SLURM_CONF"}
 
@@ -231,7 +231,7 @@ def _unavailable(because: str) -> EngineUnavailable:
 
 
 def _last_line(text: str) -> str:
-    """Give the line that says why; some say again what was asked for below it."""
+    """Return the line that says why; some say again what was asked for below it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith("Try ")]
     return said[-1].removeprefix("sbatch: error: ") if said else "it said nothing"

@@ -6,7 +6,7 @@ called `coddl-<pool>`, and each node `slurm-<job>`, so that a restarted engine f
     a time limit    Another node is asked for in time (`expires_at_s`). Shortly before the limit the
                     pool has the node left at last, whether the other has come or not.
     a preemption    With a grace time, Slurm shows an earlier end of the job: the same. Without, the
-                    pilot job gets SIGTERM and tells the pool itself, through its agent.
+                    pilot job gets SIGTERM and notifies the pool itself, through its agent.
     a drain         of the machine: the pool leaves it, then the pilot job ends.
 
 Pilot jobs are not requeued: under its old name a node would meet what it was before.
@@ -119,7 +119,7 @@ class SlurmEngine:
         self._check_accepted(machines)
 
     def look(self) -> EngineStatus:
-        """Tell what Slurm has for this pool, as of a few seconds ago at most."""
+        """Return what Slurm has for this pool, as of a few seconds ago at most."""
         now_s = self._wall_s()
         if self._status is None or now_s >= self._ask_at_s:
             self._status = self._asked(now_s)
@@ -136,7 +136,7 @@ class SlurmEngine:
         return f"slurm-{job}"
 
     def release(self, node: str, within_s: float) -> None:
-        """Have a pilot job end, or withdraw it from the queue."""
+        """End a pilot job, or withdraw it from the queue."""
         found = NODE.fullmatch(node)
         if found is None:
             return
@@ -148,10 +148,10 @@ class SlurmEngine:
             self._end(job)
 
     def close(self) -> None:
-        """Let go; the pilot jobs stay."""
+        """Release the engine; the pilot jobs stay."""
 
     def _end(self, job: SlurmJob) -> None:
-        """Have a job end that was released."""
+        """End a job that was released."""
         if self._wall_s() > self._memory.released[job.id]:
             self._commands.cancel(job.id)
         elif job.state in WAITING:
@@ -206,7 +206,7 @@ class SlurmEngine:
         return self._with_end(EngineNode(name, "up"), job, now_s)
 
     def _with_end(self, node: EngineNode, job: SlurmJob, now_s: float) -> EngineNode:
-        """Say when a node leaves, if that is soon."""
+        """Return when a node leaves, if that is soon."""
         if job.ends_at_s is None or job.limit_s is None:
             return node
         left_s = job.ends_at_s - now_s
@@ -220,7 +220,7 @@ class SlurmEngine:
         return node
 
     def _draining(self, now_s: float) -> dict[str, tuple[float, str]]:
-        """Tell which machines of ours Slurm drains: when they are left at last, and why."""
+        """Return which machines of ours Slurm drains: when they are left at last, and why."""
         hosts = sorted({job.host for job in self._jobs.values() if job.state in LIVE and job.host})
         nodes = self._commands.nodes(names=hosts) if hosts else []
         found = {node.name: node.reason for node in nodes if node.is_draining}
@@ -232,7 +232,7 @@ class SlurmEngine:
         }
 
     def _said(self, job: SlurmJob) -> str:
-        """Give the last words of a pilot job that has failed."""
+        """Return the last words of a pilot job that has failed."""
         log = self._folder / f"{job.id}.log"
         try:
             with log.open("rb") as file:
@@ -257,7 +257,7 @@ class SlurmEngine:
     def _excluded(self) -> list[str]:
         """Keep away from machines where pilot jobs have failed: Slurm finds them free at once.
 
-        Not from all of them: it may be the pool's fault, and mended by now.
+        Not from all of them: it may be the pool's fault, and fixed by now.
         """
         since_s = self._wall_s() - AVOIDED_S
         hosts = [host for host, at_s in self._memory.failed_on.items() if at_s > since_s]
@@ -269,7 +269,7 @@ class SlurmEngine:
 
     @property
     def _notice_s(self) -> float:
-        """Give how long before its limit a pilot job is signalled, in case no connector runs.
+        """Return how long before its limit a pilot job is signalled, in case no connector runs.
 
         Slurm may send it half a minute earlier, which is too early for a short limit: 0, none.
         """

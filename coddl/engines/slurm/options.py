@@ -19,27 +19,27 @@ class SlurmOptions:
 
     @property
     def words(self) -> list[str]:
-        """Give the options of `coddl` that say so."""
+        """Return the options of `coddl` that say so."""
         named = {"partition": self.partition, "time": self.time, "account": self.account}
         words = [word for name, value in named.items() if value for word in (f"--{name}", value)]
         return words + [f"--sbatch-arg={each}" for each in self.sbatch_args]
 
     @property
     def sbatch_words(self) -> list[str]:
-        """Give the options of `sbatch` that say so."""
+        """Return the options of `sbatch` that say so."""
         named = {"partition": self.partition, "time": self.time, "account": self.account}
         words = [f"--{name}={value}" for name, value in named.items() if value]
         return [*words, *self.sbatch_args]
 
     @property
     def server_words(self) -> list[str]:
-        """Give the options of `sbatch` for the server's job."""
+        """Return the options of `sbatch` for the server's job."""
         own = replace(self, sbatch_args=self.server_args or ())
         return own.sbatch_words
 
     @property
     def says_cpus(self) -> bool:
-        """Tell whether the user has said how many CPUs a pilot job gets."""
+        """Return whether the user has said how many CPUs a pilot job gets."""
         return any(each.startswith(CPU_OPTIONS) for each in self.sbatch_args)
 
 

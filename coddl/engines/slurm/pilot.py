@@ -1,12 +1,12 @@
-"""What a pilot job does: runs the agent of a node, and tells it what Slurm is about to do.
+"""What a pilot job does: runs the agent of a node, and notifies it of what Slurm is about to do.
 
     python -m coddl.engines.slurm.pilot FOLDER      as a job of Slurm, in its first process
 
     SIGUSR2     the pool gives the node back: the agent saves its jobs and ends
-    SIGUSR1     the time limit is near, as `sbatch --signal` was told
+    SIGUSR1     the time limit is near, as set by `sbatch --signal`
     SIGTERM     the limit, a preemption, `scancel`: SIGKILL follows after the cluster's `KillWait`
 
-In the last two cases the agent tells the pool by when it must be gone, and the pool has its jobs
+In the last two cases the agent reports by when it must be gone, and the pool has its jobs
 move. Slurm may send a signal to all processes of a job, though only this one can do something with
 it; the agent is not among them, because its guard has left this process's family. Processes that
 Slurm tracks by control group stay in the group all the same. When Slurm kills this process, the
@@ -71,7 +71,7 @@ def read_order(folder: Path) -> PilotOrder:
 
 
 def gpu_ids(env: Mapping[str, str], order: PilotOrder) -> tuple[str, ...]:
-    """Give the ids of the GPUs that Slurm has granted; raises UserError if they are others."""
+    """Return the ids of the GPUs that Slurm has granted; raises UserError if they are others."""
     # An agent uses those of CUDA_VISIBLE_DEVICES, and without it all that the machine has.
     names = GRANTED if order.launch.slots is not None else (VISIBLE,)
     granted = next((env[name] for name in names if env.get(name, "") not in NONE), "")
@@ -98,7 +98,7 @@ def _numbers(text: str) -> list[str]:
 
 
 def agent_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Give what the agent and its jobs may find, less what Slurm and the pool's owner have set."""
+    """Return the environment for the agent and its jobs, without what Slurm and the owner set."""
     kept = {n: v for n, v in env.items() if not n.startswith((*OF_SLURM, "CODDL_"))}
     return kept | {name: env[name] for name in ("SLURM_CONF",) if name in env}
 
@@ -118,8 +118,8 @@ class Pilot:
         ended = self._agent.wait()
         if ended.code and ended.said:
             _say(ended.said)
-        # One that is told to end before it has started dies of that. And it is no mistake of the
-        # node's if the server is gone: Slurm is told that all is well.
+        # An agent that is signalled before it has started dies of the signal. And a missing server
+        # is not the node's fault: Slurm gets exit code 0.
         return 0 if self._is_told or ended.code in (0, SERVER_GONE) else 1
 
     def _on_signal(self, number: int, _frame: object) -> None:

@@ -12,7 +12,7 @@ WAITS: Final = ("busy", "down, drained or reserved")
 
 
 def pilot_words(options: SlurmOptions, gpus: int, nodes: Iterable[SlurmNode]) -> list[str]:
-    """Give the options of `sbatch`; the machines are those of the partition."""
+    """Return the options of `sbatch`; the machines are those of the partition."""
     words = ["--nodes=1", "--ntasks=1", f"--gres=gpu:{gpus}", "--no-requeue"]
     if not options.says_cpus and (cpus := cpu_share(nodes, gpus)):
         words += [f"--cpus-per-task={cpus}"]
@@ -29,5 +29,5 @@ def cpu_share(nodes: Iterable[SlurmNode], gpus: int) -> int:
 
 
 def would_wait(said: str) -> bool:
-    """Tell whether Slurm would take the job, though it can't start it now."""
+    """Return whether Slurm would take the job, though it can't start it now."""
     return any(each in said for each in WAITS)

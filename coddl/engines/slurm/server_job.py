@@ -116,12 +116,12 @@ def _await_ready(
 
 
 def end_in_job(folder: Path, tell: Callable[[str], None] = print) -> bool:
-    """Have a pool's server end, and wait for that; tell whether there was such a job."""
+    """End the job of a pool's server and wait for that; return whether there was one."""
     commands = SlurmCommands()
     with contextlib.suppress(FileNotFoundError):
         (folder / FILE).rename(folder / ENDED)  # no job hands in another one from here on
     begin_s, is_told = time.monotonic(), False
-    told: set[int] = set()  # jobs that were told to end while they ran
+    told: set[int] = set()  # jobs that were signalled to end while they ran
     was_up = False
     while live := server_jobs(folder, commands):
         was_up = True
@@ -156,7 +156,7 @@ def _limit_s(sbatch_words: Sequence[str]) -> float | None:
 
 
 def _notice_s(sbatch_words: Sequence[str]) -> float:
-    """Say how long before its limit a job hands over to the next one."""
+    """Return how long before its limit a job hands over to the next one."""
     limit_s = _limit_s(sbatch_words)
     return NOTICE_S if limit_s is None else min(NOTICE_S, limit_s * NOTICE_PART)
 

@@ -1,9 +1,8 @@
 """How the group has changed: which generation, for whom, and how long each part of it took."""
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 from coddl.runtime.supervisor.generations import GroupPlan
 from coddl.runtime.supervisor.trace_events import TraceEvents
@@ -25,10 +24,6 @@ class Due:
 
     at_s: float
     since: Since  # "decision": the supervisor's own
-
-    @classmethod
-    def now(cls, since: Since) -> Self:
-        return cls(time.monotonic(), since)
 
 
 @dataclass(slots=True)
@@ -75,7 +70,8 @@ class GroupChange:
 class ChangeHistory:
     """The change under way, and those that were made."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
         self.made: list[Message] = []  # the newest
         self.count = 0  # of all
         self.members: tuple[int, ...] = ()  # of the last group that stood
@@ -86,8 +82,8 @@ class ChangeHistory:
     def begin(self, plan: GroupPlan, due: Due, *, regroup: bool, slept: bool) -> None:
         """Note that a group is to be built. Whatever was under way before is forgotten."""
         kind = self._kind(plan, regroup=regroup, slept=slept)
-        due = Due.now("decision") if kind == "rebalanced" else due
-        self._now = GroupChange(kind, plan, self.members, due, time.monotonic())
+        due = Due(self._now_s(), "decision") if kind == "rebalanced" else due
+        self._now = GroupChange(kind, plan, self.members, due, self._now_s())
         if regroup:  # nothing is left to commit: a worker that has built it changes
             self.commit(plan.generation)
 
@@ -95,7 +91,7 @@ class ChangeHistory:
         """Note that workers are to change now; give what to."""
         assert self._now is not None
         assert self._now.plan.generation == generation
-        self._now.commit_s = time.monotonic()
+        self._now.commit_s = self._now_s()
         return self._now.plan
 
     def cancel(self) -> None:
@@ -115,13 +111,13 @@ class ChangeHistory:
         change = self._now
         if change is None or change.commit_s is None:
             return None
-        now_s, self._now = time.monotonic(), None
+        now_s, self._now = self._now_s(), None
         if change.plan.members and not alive.keys() & set(change.plan.members):
             return None
         self.members, self.generation = change.plan.members, change.plan.generation
         records = [alive[member] for member in self.members if member in alive]
-        slots = [each.slot.number for each in records]
-        pids = {each.number: each.pid for each in records}
+        slots = [each.history.slot for each in records]
+        pids = {each.number: each.history.pid for each in records}
         self.made.append({**change.as_data(now_s), "slots": slots, "pids": pids})
         del self.made[:-MADE_MAX]
         self.count += 1

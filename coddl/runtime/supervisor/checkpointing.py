@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from coddl.runtime.errors import TrainingError
 from coddl.runtime.imagefile import UnreadableImage, step_of
 from coddl.runtime.supervisor.checkpoint_store import Checkpoints
 from coddl.runtime.supervisor.checkpoint_writer import CheckpointWriter, saved_word
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.loop import SupervisorLoop
 from coddl.runtime.wire import Message
 
 
@@ -114,7 +113,11 @@ class CaptureTimer:
     """Asks for an image every `every_s` seconds while the job trains."""
 
     def __init__(
-        self, loop: Loop, every_s: float, ask: Callable[[], None], is_saving: Callable[[], bool]
+        self,
+        loop: SupervisorLoop,
+        every_s: float,
+        ask: Callable[[], None],
+        is_saving: Callable[[], bool],
     ) -> None:
         self._loop = loop
         self._is_saving = is_saving
@@ -127,7 +130,7 @@ class CaptureTimer:
         """Have one taken in time; again and again does no harm."""
         if not self._is_planned:
             self._is_planned = True
-            self._loop.alarm("checkpoint", time.monotonic() + self._every_s, self._on_time)
+            self._loop.alarm("checkpoint", self._loop.now_s() + self._every_s, self._on_time)
 
     def take(self) -> None:
         """Have one taken at the next step's end."""

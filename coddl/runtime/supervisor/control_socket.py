@@ -15,7 +15,7 @@ from typing import Final
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.jobdir import socket_folder
-from coddl.runtime.supervisor.loop import Channel, Loop
+from coddl.runtime.supervisor.loop import Channel, Loop, SupervisorLoop
 from coddl.runtime.wire import Lines, Message, encoded
 
 PATH_BYTES_MAX: Final = 107  # what the kernel allows for the address of a Unix socket
@@ -44,8 +44,9 @@ class ControlSocket:
         self._listener.listen(16)
         self._listener.setblocking(False)
 
-    def serve(self, loop: Loop) -> None:
+    def serve(self, loop: SupervisorLoop) -> None:
         """Take requests from now on."""
+        assert isinstance(loop, Loop), "requests are read from descriptors"
         self._loop = loop
         loop.watch(self._listener, self._accept)
 

@@ -37,6 +37,7 @@ from coddl.runtime.supervisor.generations import (
     Event,
     GroupBroken,
     GroupPlan,
+    GroupWorker,
     LoopEnded,
     Phase,
     Prepare,
@@ -52,8 +53,8 @@ from coddl.runtime.supervisor.generations import (
     WorkerStepped,
     WorkerSwapped,
     WorkerUnready,
+    in_ring,
 )
-from coddl.runtime.supervisor.group_workers import GroupWorker, in_ring
 from coddl.runtime.vnodes import shares
 
 BROKEN_WAIT_S = 0.5  # how long a broken group waits to hear which worker died

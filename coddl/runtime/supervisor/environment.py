@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.remote_files import uri_for
-from coddl.runtime.supervisor.slots import Slot
+from coddl.runtime.supervisor.slots import Slot, uri_for
 
 LAUNCHER: Final = frozenset(
     {

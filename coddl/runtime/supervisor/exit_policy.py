@@ -1,15 +1,13 @@
 """Decides what the exit of a worker means for its job."""
 
 import signal
-import time
 from typing import Final, Protocol
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor import job_errors
-from coddl.runtime.supervisor.changes import Due
 from coddl.runtime.supervisor.job_status import JobStatus
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.loop import SupervisorLoop
 from coddl.runtime.supervisor.retry_budget import RetryBudget
 from coddl.runtime.supervisor.size_limits import SizeLimiter
 from coddl.runtime.supervisor.worker_record import WorkerRecord, signal_name
@@ -42,7 +40,7 @@ class ExitPolicy:
     no worker is left to be heard of, or none was heard of for a while.
     """
 
-    def __init__(self, supervisor: SupportsExits, loop: Loop) -> None:
+    def __init__(self, supervisor: SupportsExits, loop: SupervisorLoop) -> None:
         self._supervisor = supervisor
         self._loop = loop
         self._withheld: dict[int, tuple[TrainingError, int]] = {}  # by worker, the first first
@@ -55,12 +53,13 @@ class ExitPolicy:
 
     def _conclude(self, record: WorkerRecord, code: int, because: str | None) -> None:
         supervisor, job_status = self._supervisor, self._supervisor.job_status
-        is_expected = record.is_unwanted or record.has_left
+        history, is_expected = record.history, record.is_unwanted or record.history.is_out
+        is_done = code == 0 and history.has_ended
         name = signal_name(-code) if code < 0 else None
         supervisor.tell(
             {"is": "exited", "worker": record.number, "code": code, "signal": name}
-            | {"slot": record.slot.number, "node": record.slot.node, "because": because}
-            | {"expected": is_expected or record.is_crowded_out or (code == 0 and record.has_ended)}
+            | {"slot": history.slot, "node": record.node, "because": because}
+            | {"expected": is_expected or record.is_crowded_out or is_done}
         )
         if not is_expected:
             needs_loop = job_status.needs_loop
@@ -80,21 +79,21 @@ class ExitPolicy:
                 self.blame(record, error, code or 1)
             else:
                 job_status.has_finished = True
-                if not record.has_arrived:
+                if not history.has_arrived:
                     job_status.is_finishing = True
                     return  # its slot gets no other worker
-                if not record.has_ended:
-                    supervisor.limits.on_left(record.step)
+                if not history.has_ended:
+                    supervisor.limits.on_left(history.step)
                 supervisor.feed(group.LoopEnded(record.number))  # news only if it broke out of it
         if record.number in job_status.coordinator.members:
-            job_status.due = Due.now("failure")
+            job_status.due = job_status.due_now("failure")
         supervisor.feed(group.WorkerLost(record.number))
 
     def blame(self, record: WorkerRecord, error: TrainingError, code: int) -> None:
         """Fail because the script did; not while others train on, to whom a joiner is no loss."""
         supervisor, retries = self._supervisor, self._supervisor.retries
-        others = any(each.step for each in supervisor.workers.records if each is not record)
-        if others and not record.step and retries.allows_joiner():
+        others = any(each.has_stepped for each in supervisor.workers.records if each is not record)
+        if others and not record.has_stepped and retries.allows_joiner():
             retries.last_error = f"worker {record.number}: {error.because}"
             supervisor.tell({"is": "problem", **error.parts()})
             supervisor.workers.stop(record.number)
@@ -104,7 +103,8 @@ class ExitPolicy:
     def _on_killed(self, record: WorkerRecord, code: int, error: str) -> None:
         supervisor, job_status = self._supervisor, self._supervisor.job_status
         supervisor.retries.last_error = error
-        if record.has_ended or job_status.is_finishing:  # what it was to do still is not done
+        # What it was to do still is not done.
+        if record.history.has_ended or job_status.is_finishing:
             supervisor.fail(job_errors.died_after_loop(job_status.job, error), 128 - code)
         elif not job_status.needs_loop:
             supervisor.workers.restart_together()
@@ -114,7 +114,7 @@ class ExitPolicy:
 
     def _withhold(self, record: WorkerRecord, error: TrainingError, code: int) -> None:
         self._withheld[record.number] = (error, code)
-        self._loop.alarm("verdict", time.monotonic() + WITHHELD_S, self._judge)
+        self._loop.alarm("verdict", self._loop.now_s() + WITHHELD_S, self._judge)
 
     def _judge(self) -> None:
         for error, code in self._withheld.values():

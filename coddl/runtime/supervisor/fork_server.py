@@ -32,7 +32,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -149,9 +149,11 @@ class ForkServer:
             case "fork":
                 self._fork(request, descriptors)
             case "rendezvous":
-                self._fork_rendezvous((request["host"], request["port"]), *descriptors)
+                address = request["host"], request["port"]
+                self._fork_other(lambda: _host_store(address, *descriptors))
             case "zygote":
-                self._fork_for_job(request, *descriptors)
+                about = self._about
+                self._fork_other(lambda: _become_fork_server(request, about, *descriptors))
             case "kill":
                 with contextlib.suppress(KeyError, ProcessLookupError):
                     os.kill(self._pids[request["worker"]], request["signal"])
@@ -162,41 +164,30 @@ class ForkServer:
         return True
 
     def _fork(self, request: Message, descriptors: list[int]) -> None:
-        worker, parent = request["worker"], os.getpid()
+        worker = request["worker"]
         try:
-            pid = os.fork()
+            pid = self._forked(lambda: _be_worker(request, *descriptors))
         except OSError as error:
             self._tell(
                 {"is": "exited", "worker": worker, "code": FORK_FAILED, "because": f"{error}"}
             )
             return
-        if pid == 0:
-            with _never_returning():
-                self._leave_fork_server(parent)
-                _be_worker(request, *descriptors)
         self._pids[worker] = pid
         self._tell({"is": "forked", "worker": worker, "pid": pid})
 
-    def _fork_rendezvous(self, address: tuple[str, int], control: int) -> None:
-        parent = os.getpid()
-        # One that can't be forked is seen by its control descriptor, which closes.
+    def _fork_other(self, become: Callable[[], NoReturn]) -> None:
+        """Fork what is no worker; if that fails, it is seen by its descriptor, which closes."""
         with contextlib.suppress(OSError):
-            if (pid := os.fork()) == 0:
-                with _never_returning():
-                    self._leave_fork_server(parent)
-                    _host_store(*address, socket.socket(fileno=control))
-            self._others.add(pid)
+            self._others.add(self._forked(become))
 
-    def _fork_for_job(self, request: Message, stderr: int, requests: int) -> None:
+    def _forked(self, become: Callable[[], NoReturn]) -> int:
+        """Fork a child that becomes something else; give its number. Raises OSError."""
         parent = os.getpid()
-        with contextlib.suppress(OSError):
-            if (pid := os.fork()) == 0:
-                with _never_returning():
-                    self._leave_fork_server(parent)
-                    _become_fork_server(
-                        request, stderr, socket.socket(fileno=requests), self._about
-                    )
-            self._others.add(pid)
+        if (pid := os.fork()) == 0:
+            with _never_returning():
+                self._leave_fork_server(parent)
+                become()
+        return pid
 
     def _leave_fork_server(self, parent: int) -> None:
         """Drop, in a child, what belongs to the fork server."""
@@ -308,9 +299,7 @@ def _worker_of(pid: int) -> int:
     return -1
 
 
-def _become_fork_server(
-    request: Message, stderr: int, requests: socket.socket, about: Message
-) -> NoReturn:
+def _become_fork_server(request: Message, about: Message, stderr: int, requests: int) -> NoReturn:
     """Become the fork server of one job: nothing of our own environment reaches it."""
     os.dup2(stderr, 2)
     os.close(stderr)
@@ -318,22 +307,23 @@ def _become_fork_server(
     os.environ |= request["env"] | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     time.tzset()
     os.chdir(request["cwd"])
-    _serve(requests, about)
+    _serve(socket.socket(fileno=requests), about)
 
 
-def _host_store(host: str, port: int, control: socket.socket) -> NoReturn:
+def _host_store(address: tuple[str, int], control_descriptor: int) -> NoReturn:
     from torch._C._distributed_c10d import TCPStore
 
+    control = socket.socket(fileno=control_descriptor)
     # Bound by us and not by torch, which would listen to the whole network.
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        listener.bind(address)
     except OSError as error:
         control.send(encoded({"is": "rendezvous", "error": error.strerror or f"{error}"}))
         os._exit(1)
     listener.listen(1024)
-    port = listener.getsockname()[1]
+    host, port = address[0], listener.getsockname()[1]
     store = TCPStore(
         host,
         port,

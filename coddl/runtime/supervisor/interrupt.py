@@ -1,15 +1,12 @@
 """Ctrl-C: the first one saves and stops the job, the second stops it, the third kills it."""
 
-import signal
-import time
 from typing import Final, Protocol
 
 from coddl.runtime.supervisor.checkpointing import CaptureTimer
-from coddl.runtime.supervisor.job_status import JobStatus
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.job_status import INTERRUPTED, JobStatus
+from coddl.runtime.supervisor.loop import SupervisorLoop
 from coddl.runtime.supervisor.workers import Workers
 
-INTERRUPTED: Final = 128 + signal.SIGINT  # exit code
 SAVE_WITHIN_S: Final = 3.0
 
 
@@ -28,7 +25,7 @@ class SupportsInterrupt(Protocol):
 class Interrupt:
     """Waits for a last image before the job is stopped."""
 
-    def __init__(self, supervisor: SupportsInterrupt, loop: Loop) -> None:
+    def __init__(self, supervisor: SupportsInterrupt, loop: SupervisorLoop) -> None:
         self._supervisor = supervisor
         self._loop = loop
         self._is_waiting = False
@@ -41,7 +38,7 @@ class Interrupt:
         elif job_status.is_at_target and job_status.coordinator.step and not self._is_waiting:
             self._is_waiting = True
             supervisor.capture_timer.take()
-            at_s = time.monotonic() + SAVE_WITHIN_S
+            at_s = self._loop.now_s() + SAVE_WITHIN_S
             self._loop.alarm("interrupt", at_s, lambda: supervisor.stop(INTERRUPTED))
         else:
             supervisor.stop(INTERRUPTED)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor.memory_fit import RememberedLimit
-from coddl.runtime.supervisor.remote_files import RemoteFiles
+from coddl.runtime.supervisor.slots import RemoteFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,13 +26,13 @@ def verdict(
             failure(code, last_line, f"worker {record.number}"),
             f"coddl logs {job.id}" if job.id else f"python {script}, which runs it without coddl",
         )
-    if record.has_prepared and not record.has_arrived:
+    if record.history.has_prepared and not record.history.has_arrived:
         return TrainingError(
             f"{script} ended without a loop over its batches",
             "it called coddl.prepare but did not iterate over the batches",
             "for batch in batches: ...",
         )
-    if needs_loop and not record.has_arrived:
+    if needs_loop and not record.history.has_arrived:
         return TrainingError(
             f"{script} ended without calling coddl.prepare",
             "only a loop over the batches that coddl.prepare returns can be resized",

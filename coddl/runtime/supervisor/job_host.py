@@ -6,25 +6,19 @@ so does a worker that was parked, or waits for its turn.
 """
 
 import contextlib
-import itertools
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from coddl.runtime.supervisor import jobdir
-from coddl.runtime.supervisor.checkpoint_writer import CheckpointWriter
-from coddl.runtime.supervisor.fork_server_client import ForkServerFactory, Interpreter
-from coddl.runtime.supervisor.loop import Channel, Loop
-from coddl.runtime.supervisor.remote_checkpoints import checkpoints_of_host
+from coddl.runtime.supervisor.hosted_workers import HostedListener, WorkersOpener
+from coddl.runtime.supervisor.loop import MessageChannel, SupervisorLoop
 from coddl.runtime.supervisor.slots import HostingAgent, JobEnvironment, SlotProcess
 from coddl.runtime.supervisor.worker_history import WorkerHistory
-from coddl.runtime.supervisor.worker_host import LOST, LocalWorkerHost, WorkerHostConfig
+from coddl.runtime.supervisor.worker_host import LOST
 from coddl.runtime.wire import Message
 
-_serial = itertools.count()  # a job host that ends must not remove its successor's images
 FETCH_AGAIN_S: Final = 2.0
 SLOT_WAIT_S: Final = 10.0  # how long a start waits for its slot, unless that is taken by turns
 
@@ -33,11 +27,11 @@ SLOT_WAIT_S: Final = 10.0  # how long a start waits for its slot, unless that is
 class JobHostContext:
     """What the job hosts of a node share."""
 
-    loop: Loop
+    loop: SupervisorLoop
     name: str  # of images in memory
     host: str
     agent: HostingAgent
-    factory: ForkServerFactory
+    open_workers: WorkersOpener
     is_free: Callable[[int, "JobHost | None"], bool]  # whether nothing, or none but its, is there
     on_change: Callable[[], None]  # called when a worker has come or gone
     orphan_s: float
@@ -52,7 +46,7 @@ class JobHost:
         self.job = job
         self.attempt = attempt  # of the newest lead
         self._context = context
-        self._lead: Channel | None = None
+        self._lead: MessageChannel | None = None
         self._held: list[tuple[float, Message]] = []  # requests, and until when they may wait
         self._unheard: list[Message] = []  # exits that no lead was told of
         self._folder = environment.folder
@@ -62,18 +56,9 @@ class JobHost:
                 self._folder.mkdir(parents=True, exist_ok=True)
         self._behind: list[Message] | None = None  # requests that wait for a checkpoint to come
         self._is_ending = False
-        self._stash = jobdir.stash_of(f"{context.name}/{job}-{next(_serial)}")
-        self._writer = CheckpointWriter(
-            context.loop, lambda: checkpoints_of_host(environment, self.attempt)
-        )
-        interpreter = Interpreter(environment.python, environment.cwd, environment.env)
-        config = WorkerHostConfig(
-            interpreter, self._stash, context.host, environment.cpus, context.factory
-        )
-        self._worker_host = LocalWorkerHost(
-            context.loop, config, self._writer, self._on_word, self._on_log
-        )
-        self._worker_host.open()
+        listener = HostedListener(self._on_word, self._on_log, lambda: self.attempt)
+        opened = context.open_workers(job, environment, listener)
+        self._worker_host, self._writer, self._stash = opened
 
     @property
     def is_ending(self) -> bool:
@@ -86,20 +71,14 @@ class JobHost:
 
     @property
     def held(self) -> dict[int, SlotProcess]:
-        """Tell on which slots something of it lives, or waits though no turn will come."""
-        return {
-            each.slot: self._process(each)
-            for each in self._worker_host.histories
-            if not (each.is_parked or self._will_have_turn(each))
-        }
+        """Tell on which slots something of it lives, or waits though no turn will come.
 
-    @property
-    def overdue(self) -> dict[int, SlotProcess]:
-        """Tell which workers wait though no turn will come: another may be on the slot."""
+        Of two on a slot that is the one that waits: it is to go before the other.
+        """
         return {
             each.slot: self._process(each)
-            for each in self._worker_host.histories
-            if each.awaits_turn and not self._will_have_turn(each)
+            for each in sorted(self._worker_host.histories, key=lambda each: each.awaits_turn)
+            if not (each.is_parked or self._will_have_turn(each))
         }
 
     @property
@@ -120,7 +99,7 @@ class JobHost:
 
     # The lead.
 
-    def follow(self, lead: Channel, attempt: int) -> None:
+    def follow(self, lead: MessageChannel, attempt: int) -> None:
         """Take requests from this lead alone from now on; first tell it which workers live."""
         self._hang_up()
         self._held.clear()
@@ -138,7 +117,7 @@ class JobHost:
         )
         self._context.on_change()  # workers that live are of this attempt now
 
-    def take(self, lead: Channel, request: Message) -> None:
+    def take(self, lead: MessageChannel, request: Message) -> None:
         """Do what the lead asks; what an earlier one still had to say is not heard."""
         if lead is not self._lead or self._is_ending:
             return
@@ -166,7 +145,7 @@ class JobHost:
             case _:
                 self._worker_host.do(request)
 
-    def _fetch(self, lead: Channel, request: Message) -> None:
+    def _fetch(self, lead: MessageChannel, request: Message) -> None:
         """Bring the checkpoint that a group begins from to this node, then tell its workers."""
         if lead is not self._lead or self._is_ending:
             return
@@ -177,7 +156,7 @@ class JobHost:
             if isinstance(found, Exception):
                 text = f"{request['word']['image']} can't be fetched: {found}; trying again"
                 self._context.agent.on_log(self.job, -1, None, "coddl", text)
-                at_s = time.monotonic() + FETCH_AGAIN_S
+                at_s = self._context.loop.now_s() + FETCH_AGAIN_S
                 self._context.loop.alarm(("fetch", self), at_s, lambda: self._fetch(lead, request))
                 return
             word = {**request["word"], "image": str(found)}
@@ -188,7 +167,7 @@ class JobHost:
 
         self._writer.fetch(Path(request["word"]["image"]), on_end)
 
-    def leave(self, lead: Channel) -> None:
+    def leave(self, lead: MessageChannel) -> None:
         """Take note that a lead is gone; its workers have some time to be found by another."""
         if lead is self._lead:
             self._lead = None
@@ -199,12 +178,12 @@ class JobHost:
             if not has_news or not self._context.agent.expects(self.job):
                 self.end()  # there is nothing to find, or no lead will come to find it
                 return
-            at_s = time.monotonic() + self._context.orphan_s
+            at_s = self._context.loop.now_s() + self._context.orphan_s
             self._context.loop.alarm(("orphan", self), at_s, self.end)
 
     def _hold(self, request: Message) -> None:
         """Do it as soon as the slot is the job's, and empty."""
-        self._held.append((time.monotonic() + SLOT_WAIT_S, request))
+        self._held.append((self._context.loop.now_s() + SLOT_WAIT_S, request))
         self.look_again()
 
     def look_again(self) -> None:
@@ -216,7 +195,7 @@ class JobHost:
         if self._lead is None and not self._context.agent.expects(self.job) and not self._is_parked:
             self.end()
             return
-        now_s = time.monotonic()
+        now_s = self._context.loop.now_s()
         held, self._held = self._held, []
         for until_s, request in held:
             slot, worker = request["slot"], request["worker"]
@@ -274,7 +253,8 @@ class JobHost:
         self._is_ending = True
         self._worker_host.close()
         self._writer.close(wait=False)
-        shutil.rmtree(self._stash, ignore_errors=True)
+        if self._stash is not None:
+            shutil.rmtree(self._stash, ignore_errors=True)
         self._hang_up()
 
     def _hang_up(self) -> None:

@@ -4,8 +4,9 @@
                ├─ WarmInterpreters  forked once per job
                └─ JobHost per job   its WorkerHost (fork server, workers, images), its lead
 
-A lead says `lead` with the node's token; ADR 0007 has the messages. Workers outlive their lead's
-connection: the next lead, with a higher attempt, finds them.
+A lead says `lead` with the node's token, and its connection is handed over to the host of its job;
+ADR 0007 has the messages. Workers outlive the connection: the next lead, with a higher attempt,
+finds them.
 """
 
 import contextlib
@@ -14,10 +15,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import jobdir
+from coddl.runtime.supervisor.hosted_workers import process_workers
 from coddl.runtime.supervisor.job_host import JobHost, JobHostContext
 from coddl.runtime.supervisor.loop import Channel, Loop
 from coddl.runtime.supervisor.remote_worker_host import keep_alive
@@ -35,7 +38,7 @@ GONE_WAIT_S: Final = 5.0  # how long `close` waits for killed workers
 
 
 class _LeadConnection:
-    """A connection: first not authenticated, then waiting for its job, then a lead's."""
+    """A connection until its lead has a job host: not authenticated, then waiting for its job."""
 
     def __init__(self) -> None:
         self.channel: Channel
@@ -43,7 +46,6 @@ class _LeadConnection:
         self.job = ""
         self.attempt = 0
         self.adopts = False
-        self.job_host: JobHost | None = None
         self.until_s = 0.0  # a lead that waits: how long it may
 
 
@@ -75,7 +77,7 @@ class JobHostServer:
             name,
             host,
             agent,
-            self._warm_interpreters,
+            process_workers(self._loop, name, host, self._warm_interpreters),
             is_free=self._is_free,
             on_change=self._on_change,
             orphan_s=orphan_s,
@@ -83,7 +85,7 @@ class JobHostServer:
         self._job_hosts: dict[str, JobHost] = {}
         self._ending: list[JobHost] = []  # whose workers are being killed
         self._attempts: dict[str, int] = {}  # the newest of each job
-        self._connections: list[_LeadConnection] = []  # that have no job host yet
+        self._connections: list[_LeadConnection] = []
         self._reported: tuple[object, ...] = ()  # of the processes here
         self._is_changing = self._is_closing = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -165,12 +167,8 @@ class JobHostServer:
         yield from [*self._job_hosts.values(), *self._ending]
 
     def _held(self) -> dict[int, SlotProcess]:
-        held: dict[int, SlotProcess] = {}
-        for job_host in self._all():
-            held |= job_host.held
-        for job_host in self._all():
-            held |= job_host.overdue  # before other processes there
-        return held
+        held = [each for job_host in self._all() for each in job_host.held.items()]
+        return dict(sorted(held, key=lambda each: each[1].awaits_turn))  # as in a job host
 
     def _is_free(self, slot: int, but_for: JobHost | None) -> bool:
         """Tell whether nothing lives on a slot, not counting what belongs to a job host."""
@@ -222,7 +220,7 @@ class JobHostServer:
             connection.channel = Channel(
                 self._loop,
                 peer,
-                lambda message: self._on_message(connection, message),
+                lambda message: self._on_hello(connection, message),
                 lambda: self._on_end(connection),
                 lines=connection.lines,
             )
@@ -233,13 +231,9 @@ class JobHostServer:
             for each in unauthenticated[:-UNAUTHENTICATED_MAX]:  # descriptors are for those we know
                 self._drop(each)
 
-    def _on_message(self, connection: _LeadConnection, message: Message) -> None:
-        if connection.job_host is not None:
-            connection.job_host.take(connection.channel, message)
-        elif not connection.job:
-            self._on_hello(connection, message)
-
     def _on_hello(self, connection: _LeadConnection, hello: Message) -> None:
+        if connection.job:
+            return  # it has said it, and was not answered yet
         self._loop.silence(("hello", connection))
         match hello:
             case {"token": str(token), "job": str(job), "attempt": int(attempt)} if (
@@ -258,7 +252,7 @@ class JobHostServer:
                 self._refuse(connection, "token", _wrong_token())
 
     def _admit(self, connection: _LeadConnection) -> None:
-        """Connect a lead with the host of its job; make one if there is none."""
+        """Hand a lead over to the host of its job; make one if there is none."""
         job, attempt = connection.job, connection.attempt
         if not connection.channel.is_open or connection not in self._connections:
             return
@@ -285,8 +279,9 @@ class JobHostServer:
                 return
         self._connections.remove(connection)
         self._loop.silence(("home", connection))
-        connection.job_host = job_host
-        job_host.follow(connection.channel, attempt)
+        lead = connection.channel
+        lead.hand_over(partial(job_host.take, lead), partial(job_host.leave, lead))
+        job_host.follow(lead, attempt)
 
     def _refuse(self, connection: _LeadConnection, why: str, error: TrainingError) -> None:
         connection.channel.send({"is": "refused", "why": why, **error.parts()})
@@ -299,9 +294,7 @@ class JobHostServer:
     def _on_end(self, connection: _LeadConnection) -> None:
         for name in ("hello", "home"):
             self._loop.silence((name, connection))
-        if connection.job_host is not None:
-            connection.job_host.leave(connection.channel)
-        elif connection in self._connections:
+        if connection in self._connections:
             self._connections.remove(connection)
 
 

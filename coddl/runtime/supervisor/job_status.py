@@ -1,20 +1,21 @@
 """The status of a job, as `status` shows it to people and programs."""
 
-import time
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import job_errors
-from coddl.runtime.supervisor.changes import ChangeHistory, Due
+from coddl.runtime.supervisor.changes import ChangeHistory, Due, Since
 from coddl.runtime.supervisor.coordinator import Coordinator
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.memory_fit import BatchSplit, MemoryFit, SizeLimit
-from coddl.runtime.supervisor.step_timer import StepTimer
 from coddl.runtime.supervisor.worker_record import samples_per_s
 from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
 
+INTERRUPTED: Final = 128 + signal.SIGINT  # exit code: a person stopped it
 RETIRED: Final = 75  # exit code: the state is durable, the job goes on elsewhere
 UNSAVED: Final = 1  # exit code: it was told to stop, and its state is in memory only
 SUPERSEDED: Final = 76  # exit code: a newer attempt leads the job
@@ -24,13 +25,62 @@ PROFILE_VERSION: Final = 1  # of what `profiled` tells
 ENDS: Final = {0: "SUCCEEDED", 130: "CANCELLED"}
 
 
+class StepTimer:
+    """Seconds per iteration since the last change, by what its workers report.
+
+    Pauses are left out.
+    """
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was measured: the group has changed."""
+        self._first: tuple[int, float] | None = None  # since the last pause
+        self._last = (0, 0.0)
+        self._before = (0, 0.0)  # the last pause: iterations and seconds
+
+    def pause(self) -> None:
+        """Leave out the time up to the next report."""
+        self._before = self._timed
+        self._first = None
+
+    def stepped(self, step: int, now_s: float) -> None:
+        """Take in that a step was reported; the first one after a change begins the count."""
+        if self._first is None:
+            self._first = self._last = (step, now_s)
+        elif step > self._last[0]:
+            self._last = (step, now_s)
+
+    @property
+    def _timed(self) -> tuple[int, float]:
+        """The iterations that were timed, and their seconds."""
+        iterations, seconds = self._before
+        if self._first is None:
+            return iterations, seconds
+        first, last = self._first, self._last
+        return iterations + last[0] - first[0], seconds + last[1] - first[1]
+
+    @property
+    def iterations(self) -> int:
+        """How many iterations were timed."""
+        return self._timed[0]
+
+    @property
+    def step_s(self) -> float | None:
+        """Their mean; None until there is one."""
+        iterations, seconds = self._timed
+        return seconds / iterations if iterations else None
+
+
 @dataclass(slots=True)
 class JobStatus:
     """The target of a job and its current state."""
 
     job: Job
+    now_s: Callable[[], float]  # the clock of the supervisor's loop
     coordinator: Coordinator = field(default_factory=Coordinator)
-    changes: ChangeHistory = field(default_factory=ChangeHistory)
+    changes: ChangeHistory = field(init=False)
     step_timer: StepTimer = field(default_factory=StepTimer)
     target: int | None = None  # workers; None before we know how many
     awake_target: int = 1  # the last one that was not none
@@ -54,8 +104,17 @@ class JobStatus:
     stopping: int | None = None  # the code we are going to end with
     exit_code: int | None = None
     moved_s: float | None = None  # when the last step was made, or the group began
-    started_s: float = field(default_factory=time.monotonic)
-    due: Due = field(default_factory=lambda: Due.now("start"))  # of the newest change
+    started_s: float = field(init=False)
+    due: Due = field(init=False)  # of the newest change
+
+    def __post_init__(self) -> None:
+        self.changes = ChangeHistory(self.now_s)
+        self.started_s = self.now_s()
+        self.due = self.due_now("start")
+
+    def due_now(self, since: Since) -> Due:
+        """Say that a change is due from now on."""
+        return Due(self.now_s(), since)
 
     @property
     def state(self) -> str:
@@ -113,11 +172,17 @@ class JobStatus:
         return is_told or self.coordinator.ending or self.is_finishing
 
     @property
+    def code_of_end(self) -> int | None:
+        """Give the exit code; what was interrupted and could not be saved is a failure."""
+        is_lost = self.unsaved is not None and self.exit_code == INTERRUPTED
+        return UNSAVED if is_lost else self.exit_code
+
+    @property
     def still_s(self) -> float:
         """Seconds for which no step was made; 0 while steps come as they should."""
         if self.moved_s is None or not self.changes.members or self.is_asleep:
             return 0.0
-        still_s = time.monotonic() - self.moved_s
+        still_s = self.now_s() - self.moved_s
         is_still = still_s > max(STILL_S, STILL_STEPS * (self.step_timer.step_s or 0.0))
         return still_s if is_still and self.exit_code is None else 0.0
 
@@ -136,7 +201,7 @@ class JobStatus:
             "still_s": still_s,
             "step_s": self.step_timer.step_s,
             "iterations_at_size": self.step_timer.iterations,
-            "seconds": time.monotonic() - self.started_s,
+            "seconds": self.now_s() - self.started_s,
             "last_pause_s": made[-1]["pause_s"] if made else None,
             "metrics": self.metrics,
             "loss": self.loss,
@@ -149,7 +214,7 @@ class JobStatus:
 
     def suspended(self, saved_step: int | None) -> Message:
         """Tell that no worker is left, and where the training stands."""
-        step, after_s = self.coordinator.step, time.monotonic() - self.due.at_s
+        step, after_s = self.coordinator.step, self.now_s() - self.due.at_s
         about: Message = {"step": step, "durable": saved_step == step, "parked": None}
         if self.parked:
             about["parked"] = {

@@ -12,7 +12,7 @@ from coddl.runtime.supervisor.checkpoint_writer import CheckpointWriter
 from coddl.runtime.supervisor.checkpointing import Checkpointing
 from coddl.runtime.supervisor.fork_server_client import Interpreter
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.loop import Loop, SupervisorLoop
 from coddl.runtime.supervisor.slots import Slot
 from coddl.runtime.supervisor.worker_history import WorkerHistory
 from coddl.runtime.supervisor.worker_host import LocalWorkerHost, WorkerHostConfig
@@ -23,9 +23,10 @@ HERE: Final = ""  # the node of a job that has no pool
 
 
 def opened(
-    job: Job, loop: Loop, tell: Callable[[Message], None], stack: contextlib.ExitStack
+    job: Job, loop: SupervisorLoop, tell: Callable[[Message], None], stack: contextlib.ExitStack
 ) -> tuple[Checkpointing, HostFactory]:
     """Lock the job's folder; give its checkpointing and a factory of its worker host."""
+    assert isinstance(loop, Loop), "what runs here is read from descriptors"
     checkpoints = CheckpointStore(job.folder)
     stack.enter_context(jobdir.claimed(job.folder, job.script, fresh=job.fresh))
     stash = jobdir.stash_folder(job.name, job.folder, job.script, fresh=job.fresh)

@@ -8,7 +8,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Final
+from typing import Final, Protocol
 
 from coddl.runtime.wire import Lines, Message, encoded
 
@@ -16,6 +16,34 @@ PIECE_BYTES: Final = 1 << 16
 OUTBOX_BYTES_MAX: Final = 4 << 20  # a peer that reads nothing for so long is not coming back
 LINE_BYTES_MAX: Final = 1 << 16
 LAST_PIECES_MAX: Final = 32  # a pipe holds less, unless its reader asked for more
+
+
+class SupervisorLoop(Protocol):
+    """What a supervisor's logic uses of its loop: a clock, alarms, and its turn."""
+
+    def now_s(self) -> float:
+        """Seconds since some moment, by a clock that is never set."""
+        ...
+
+    def alarm(self, name: Hashable, at_s: float, action: Callable[[], None]) -> None:
+        """Call `action` when `now_s` shows that; replaces an alarm of the same name."""
+        ...
+
+    def silence(self, name: Hashable) -> None:
+        """Drop an alarm, if there is one."""
+        ...
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Call `action` soon; from any thread."""
+        ...
+
+    def turn(self) -> None:
+        """Wait until something happens and see to it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the loop itself holds."""
+        ...
 
 
 class Loop:
@@ -47,8 +75,12 @@ class Loop:
         with contextlib.suppress(KeyError):
             self._selector.unregister(file)
 
+    def now_s(self) -> float:
+        """Give the time of `time.monotonic`."""
+        return time.monotonic()
+
     def alarm(self, name: Hashable, at_s: float, action: Callable[[], None]) -> None:
-        """Call `action` at that time (of `time.monotonic`); replaces an alarm of the same name."""
+        """Call `action` at that time (of `now_s`); replaces an alarm of the same name."""
         self._alarms[name] = (at_s, action)
         self._order += 1
         heapq.heappush(self._due, (at_s, self._order, name))
@@ -65,13 +97,13 @@ class Loop:
 
     def turn(self) -> None:
         """Wait until something happens and see to it."""
-        timeout_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+        timeout_s = max(0.0, self._due[0][0] - self.now_s()) if self._due else None
         watched = self._selector.get_map()
         for key, _ in self._selector.select(timeout_s):
             now = watched.get(key.fd)  # an earlier callback may have closed it
             if now is not None and now.fileobj == key.fileobj:
                 now.data()
-        while self._due and self._due[0][0] <= time.monotonic():
+        while self._due and self._due[0][0] <= self.now_s():
             at_s, _, name = heapq.heappop(self._due)
             if name in self._alarms and self._alarms[name][0] == at_s:
                 self._alarms.pop(name)[1]()
@@ -87,6 +119,20 @@ class Loop:
             self._wake_out.recv(4096)
         while self._posted:
             self._posted.popleft()()
+
+
+class MessageChannel(Protocol):
+    """Messages to one peer; what it says goes to whoever has opened the channel."""
+
+    is_open: bool
+
+    def send(self, message: Message) -> None:
+        """Send now, or as soon as the peer reads; silently nothing if it is gone."""
+        ...
+
+    def close(self) -> None:
+        """Hang up; what the peer has not read yet is lost."""
+        ...
 
 
 class Channel:
@@ -113,6 +159,12 @@ class Channel:
         self.is_open = True
         peer.setblocking(False)
         loop.watch(peer, self._ready)
+
+    def hand_over(
+        self, on_message: Callable[[Message], None], on_hung_up: Callable[[], None]
+    ) -> None:
+        """Have another part of the program hear the peer from now on."""
+        self._on_message, self._on_hung_up = on_message, on_hung_up
 
     def send(self, message: Message) -> None:
         """Send now, or as soon as the peer reads; silently nothing if it is gone."""

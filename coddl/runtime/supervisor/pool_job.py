@@ -1,6 +1,5 @@
 """A job of a pool, led by an agent: its slots, workers found there, and when it retires."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -8,7 +7,7 @@ from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor.adoption import Adoption
 from coddl.runtime.supervisor.job import Job
 from coddl.runtime.supervisor.job_status import RETIRED, SUPERSEDED, JobStatus
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.lead_parts import LeadParts
 from coddl.runtime.supervisor.remote_worker_host import RemoteWorkerHost
 from coddl.runtime.supervisor.retry_budget import RetryBudget
 from coddl.runtime.supervisor.slots import HostAddress, Slot
@@ -40,27 +39,24 @@ class PoolJob:
     """Does what the agent asks; with `adopt`, first finds workers that an earlier lead has left."""
 
     def __init__(
-        self, supervisor: SupportsPoolJob, loop: Loop, job: Job, node: str, *, adopt: bool
+        self, supervisor: SupportsPoolJob, parts: LeadParts, job: Job, node: str, *, adopt: bool
     ) -> None:
         assert job.id, "a job of a pool has an id"
         self.node = node
         self._supervisor = supervisor
-        self._loop = loop
+        self._loop = parts.loop
+        self._dial = parts.dial
         self._job = job
         self._adopts = adopt
         self._adoption: Adoption | None = None  # while it lasts
         self._slots: Sequence[Slot] | None = None  # None: not assigned yet
         self._addresses: Mapping[str, HostAddress] = {}
-        self._worker_hosts: dict[str, RemoteWorkerHost] = {}
 
     def host_of(self, node: str, on_word: Callable[[Message], None]) -> RemoteWorkerHost:
         """Give the worker host of a node; it connects when it is first asked for something."""
         adopt = self._adoption is not None and node in self._adoption.asked
         hello = {"job": self._job.id, "attempt": self._job.attempt, "adopt": adopt}
-        self._worker_hosts[node] = RemoteWorkerHost(
-            self._loop, self._addresses[node], hello, on_word
-        )
-        return self._worker_hosts[node]
+        return RemoteWorkerHost(self._loop, self._dial, self._addresses[node], hello, on_word)
 
     # What the agent asks for.
 
@@ -98,7 +94,7 @@ class PoolJob:
 
     def assign_later(self) -> None:
         """Retry slots that were given up: their node may not have known of the job yet."""
-        self._loop.alarm("slots", time.monotonic() + SLOTS_AGAIN_S, self._assign_again)
+        self._loop.alarm("slots", self._loop.now_s() + SLOTS_AGAIN_S, self._assign_again)
 
     def _assign_again(self) -> None:
         job_status = self._supervisor.job_status
@@ -123,13 +119,8 @@ class PoolJob:
         if self._adopts:
             self._adoption = Adoption.of(nodes)
             for node in nodes:
-                self._ask(workers, node)
+                workers.worker_host(node).open()
         workers.open()
-
-    def _ask(self, workers: Workers, node: str) -> None:
-        """Ask a worker host for its workers."""
-        workers.worker_host(node)
-        self._worker_hosts[node].connect()
 
     # What worker hosts say.
 
@@ -139,13 +130,14 @@ class PoolJob:
         A worker that is found later was given up before, or is another attempt's: it is killed.
         """
         if self._adoption is not None and node in self._adoption.asked:
-            self._adoption.living(node, word, time.monotonic())
+            self._adoption.living(node, word, self._loop.now_s())
             self._end_adoption()
             return
-        known = {(record.slot.node, record.number) for record in self._supervisor.workers.records}
+        known = {(record.node, record.number) for record in self._supervisor.workers.records}
         for each in word["workers"]:
             if (node, each["worker"]) not in known:
-                self._worker_hosts[node].do({"do": "kill", "worker": each["worker"], "signal": 9})
+                kill = {"do": "kill", "worker": each["worker"], "signal": 9}
+                self._supervisor.workers.worker_host(node).do(kill)
 
     def on_unreachable(self, node: str) -> None:
         """Take in that a worker host can't be reached."""
@@ -157,7 +149,7 @@ class PoolJob:
         """Ask a worker host again that hung up: workers found there may be gone, or not."""
         if self._adoption is not None:
             self._adoption.lose(node)
-            self._ask(self._supervisor.workers, node)
+            self._supervisor.workers.worker_host(node).open()
 
     def on_unknown_gone(self, node: str, word: Message) -> None:
         """Take in that a worker which is not ours yet, or not any more, has exited."""
@@ -189,7 +181,7 @@ class PoolJob:
         supervisor, workers = self._supervisor, self._supervisor.workers
         for record in adoption.records:
             workers.adopt(record)
-            supervisor.retries.stepped(record.step)
+            supervisor.retries.stepped(record.history.step)
         for number in adoption.useless():
             workers.stop(number)
         supervisor.job_status.has_finished = adoption.has_finished
@@ -201,10 +193,10 @@ class PoolJob:
         for number in parked:
             workers.unpark(number)
         for record in adoption.records:
-            if record.awaits_turn:
+            if record.history.awaits_turn:
                 workers.begin_turn(record.number)
         supervisor.job_status.has_slept = bool(parked)
         supervisor.feed(adoption.found())
         for record in adoption.records:
-            if record.has_ended:
+            if record.history.has_ended:
                 supervisor.feed(group.LoopEnded(record.number))

@@ -1,10 +1,9 @@
 """Tells how a job is doing: often while it makes steps, now and then while it makes none."""
 
-import time
 from typing import Final, Protocol
 
 from coddl.runtime.supervisor.job_status import JobStatus
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.loop import SupervisorLoop
 from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
 
@@ -30,7 +29,7 @@ class ProgressReporter:
     While no step is made `still` is told again and again, and `stalled` once.
     """
 
-    def __init__(self, supervisor: SupportsProgress, loop: Loop) -> None:
+    def __init__(self, supervisor: SupportsProgress, loop: SupervisorLoop) -> None:
         self._supervisor = supervisor
         self._loop = loop
         self._told_s = 0.0
@@ -39,13 +38,13 @@ class ProgressReporter:
     def stepped(self) -> None:
         """Take note that a step was made."""
         self.began()
-        if (now_s := time.monotonic()) >= self._told_s + TELL_EVERY_S:
+        if (now_s := self._loop.now_s()) >= self._told_s + TELL_EVERY_S:
             self._told_s = now_s
             self._tell("progress")
 
     def began(self) -> None:
         """Take note that the group is another one: its first step may take its time."""
-        now_s = time.monotonic()
+        now_s = self._loop.now_s()
         self._supervisor.job_status.moved_s = now_s
         self._is_stalled = False
         self._loop.alarm("still", now_s + LOOK_EVERY_S, self._look)
@@ -58,7 +57,7 @@ class ProgressReporter:
         job_status = self._supervisor.job_status
         if job_status.is_over or job_status.is_asleep:
             return
-        self._loop.alarm("still", time.monotonic() + LOOK_EVERY_S, self._look)
+        self._loop.alarm("still", self._loop.now_s() + LOOK_EVERY_S, self._look)
         if not (still_s := job_status.still_s):
             return
         self._tell("still")

@@ -35,8 +35,7 @@ from coddl.runtime.supervisor.checkpoint_store import (
     step_in,
     verify,
 )
-from coddl.runtime.supervisor.remote_files import RemoteFiles
-from coddl.runtime.supervisor.slots import JobEnvironment
+from coddl.runtime.supervisor.slots import JobEnvironment, RemoteFiles
 
 ATTEMPT: Final = "attempt-"
 KEPT: Final = 2  # checkpoints

@@ -6,11 +6,11 @@ delivered is answered here, as the worker host would have answered a failure.
 
 import errno
 import socket
-import time
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
-from coddl.runtime.supervisor.loop import Channel, Loop
+from coddl.runtime.supervisor.loop import Channel, Loop, MessageChannel, SupervisorLoop
 from coddl.runtime.supervisor.slots import HostAddress
 from coddl.runtime.supervisor.worker_host import LOST
 from coddl.runtime.wire import Message
@@ -36,6 +36,75 @@ def keep_alive(peer: socket.socket) -> None:
         peer.setsockopt(level, option, value)
 
 
+class DialListener(Protocol):
+    """Hears what becomes of a connection to a worker host."""
+
+    def on_connected(self, channel: MessageChannel) -> None: ...
+    def on_refused(self, error: str) -> None:
+        """Hear that this attempt has failed; another one may do better."""
+        ...
+
+    def on_message(self, word: Message) -> None: ...
+    def on_hung_up(self) -> None: ...
+
+
+class Dialing(Protocol):
+    """An attempt to connect."""
+
+    def cancel(self) -> None:
+        """Give it up; nothing is heard of it any more. Does nothing once connected."""
+        ...
+
+
+Dial = Callable[[HostAddress, DialListener], Dialing]
+
+
+class TcpDialing:
+    """An attempt to connect over TCP."""
+
+    def __init__(self, loop: Loop, address: HostAddress, listener: DialListener) -> None:
+        self._loop = loop
+        self._listener = listener
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        peer = socket.socket(family, socket.SOCK_STREAM)
+        self._peer: socket.socket | None = peer
+        peer.setblocking(False)
+        try:
+            keep_alive(peer)
+            code = peer.connect_ex((address.host, address.port))
+        except OSError as error:  # an unknown name
+            code = error.errno or errno.EHOSTUNREACH
+        if code in (0, errno.EINPROGRESS):
+            loop.watch(peer, self._on_ready, write=True)
+        else:
+            self._refuse(code)
+
+    def cancel(self) -> None:
+        if self._peer is not None:
+            self._loop.forget(self._peer)
+            self._peer.close()
+            self._peer = None
+
+    def _on_ready(self) -> None:
+        assert self._peer is not None
+        if code := self._peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._refuse(code)
+            return
+        peer, self._peer, listener = self._peer, None, self._listener
+        self._loop.forget(peer)
+        channel = Channel(self._loop, peer, listener.on_message, listener.on_hung_up)
+        listener.on_connected(channel)
+
+    def _refuse(self, code: int) -> None:
+        self.cancel()
+        self._listener.on_refused(errno.errorcode.get(code, f"error {code}"))
+
+
+def tcp_dial(loop: Loop) -> Dial:
+    """Connect over TCP, with the descriptors watched by a loop."""
+    return partial(TcpDialing, loop)
+
+
 class RemoteWorkerHost:
     """The worker host of a job on another node.
 
@@ -44,23 +113,25 @@ class RemoteWorkerHost:
     """
 
     def __init__(
-        self, loop: Loop, address: HostAddress, hello: Message, on_word: Callable[[Message], None]
+        self,
+        loop: SupervisorLoop,
+        dial: Dial,
+        address: HostAddress,
+        hello: Message,
+        on_word: Callable[[Message], None],
     ) -> None:
         self._loop = loop
+        self._dial = dial
         self._address = address
         self._hello = hello  # job, attempt, adopt
         self._say = on_word
         self._waiting: list[Message] = []  # requests, until we are connected
-        self._connecting: socket.socket | None = None
-        self._channel: Channel | None = None
+        self._dialing: Dialing | None = None
+        self._channel: MessageChannel | None = None
         self._is_greeted = False
         self._give_up_s = 0.0
         self._error = ""
         self.is_closed = True  # nothing is open or under way
-
-    @property
-    def address(self) -> HostAddress:
-        return self._address
 
     def do(self, request: Message) -> None:
         """Send a request, now or once connected; or answer for the node that can't be reached."""
@@ -68,13 +139,13 @@ class RemoteWorkerHost:
             self._channel.send(request)
         else:
             self._waiting.append(request)
-            self.connect()
+            self.open()
 
-    def connect(self) -> None:
+    def open(self) -> None:
         """Connect, unless that is under way; `living`, `unreachable` or `refused` follow."""
         if self.is_closed:
             self.is_closed = False
-            self._give_up_s = time.monotonic() + CONNECT_WITHIN_S
+            self._give_up_s = self._loop.now_s() + CONNECT_WITHIN_S
             self._error = "it does not answer"  # unless an attempt says more
             self._loop.alarm((self, "late"), self._give_up_s, lambda: self._fail(self._error))
             self._try()
@@ -85,7 +156,7 @@ class RemoteWorkerHost:
         if self._is_greeted and self._channel is not None:
             self._say = lambda _word: None
             self._channel.send({"do": "dismiss"})
-            at_s = time.monotonic() + DISMISSED_WITHIN_S
+            at_s = self._loop.now_s() + DISMISSED_WITHIN_S
             self._loop.alarm((self, "late"), at_s, self.leave)
         else:
             self.leave()
@@ -94,10 +165,9 @@ class RemoteWorkerHost:
         """Hang up; the workers there live on."""
         for name in ("late", "again"):
             self._loop.silence((self, name))
-        if self._connecting is not None:
-            self._loop.forget(self._connecting)
-            self._connecting.close()
-            self._connecting = None
+        if self._dialing is not None:
+            self._dialing.cancel()
+            self._dialing = None
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -107,39 +177,19 @@ class RemoteWorkerHost:
     # Connecting.
 
     def _try(self) -> None:
-        family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
-        peer = self._connecting = socket.socket(family, socket.SOCK_STREAM)
-        peer.setblocking(False)
-        try:
-            keep_alive(peer)
-            code = peer.connect_ex((self._address.host, self._address.port))
-        except OSError as error:  # an unknown name
-            code = error.errno or errno.EHOSTUNREACH
-        if code in (0, errno.EINPROGRESS):
-            self._loop.watch(peer, self._on_connected, write=True)
-        else:
-            self._try_again(code)
+        self._dialing = self._dial(self._address, self)
 
-    def _on_connected(self) -> None:
-        peer = self._connecting
-        assert peer is not None
-        if code := peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._try_again(code)
-            return
-        self._loop.forget(peer)
-        self._connecting = None
-        self._channel = Channel(self._loop, peer, self._on_message, self._on_hung_up)
-        at_s = time.monotonic() + GREETED_WITHIN_S
+    def on_connected(self, channel: MessageChannel) -> None:
+        """Say who leads, now that there is a connection."""
+        self._dialing, self._channel = None, channel
+        at_s = self._loop.now_s() + GREETED_WITHIN_S
         self._loop.alarm((self, "late"), at_s, lambda: self._fail("it does not answer"))
-        self._channel.send({"do": "lead", "token": self._address.token, **self._hello})
+        channel.send({"do": "lead", "token": self._address.token, **self._hello})
 
-    def _try_again(self, code: int) -> None:
-        assert self._connecting is not None
-        self._loop.forget(self._connecting)
-        self._connecting.close()
-        self._connecting = None
-        self._error = errno.errorcode.get(code, f"error {code}")
-        at_s = time.monotonic() + AGAIN_S
+    def on_refused(self, error: str) -> None:
+        """Try again some time later, unless that would be too late."""
+        self._error = error
+        at_s = self._loop.now_s() + AGAIN_S
         if at_s < self._give_up_s:
             self._loop.alarm((self, "again"), at_s, self._try)
         else:
@@ -174,7 +224,8 @@ class RemoteWorkerHost:
 
     # Connected.
 
-    def _on_message(self, word: Message) -> None:
+    def on_message(self, word: Message) -> None:
+        """Pass on what it says; its first word tells whether it follows this lead."""
         if self._is_greeted:
             self._say(word)
             return
@@ -191,7 +242,8 @@ class RemoteWorkerHost:
             self._say({**word, "node": self._address.node})
             self._answer(waiting, f"{word.get('because')}")
 
-    def _on_hung_up(self) -> None:
+    def on_hung_up(self) -> None:
+        """Tell that the connection has ended."""
         was_greeted = self._is_greeted
         self.leave()
         if was_greeted:

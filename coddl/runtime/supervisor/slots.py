@@ -1,11 +1,10 @@
-"""Slots of a job, addresses of the nodes they are on, and what a node's agent must provide."""
+"""Slots of a job, addresses of the nodes they are on, and what a node's agent provides there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from coddl.runtime.supervisor.remote_files import RemoteFiles
 from coddl.runtime.wire import Message
 
 
@@ -26,6 +25,36 @@ class HostAddress:
     host: str
     port: int
     token: str = field(repr=False)
+
+
+class RemoteFiles(Protocol):
+    """The files of one job at a URI, by name. Every call may raise OSError."""
+
+    @property
+    def uri(self) -> str:
+        """Give where they are, for people."""
+        ...
+
+    def names(self) -> list[str]:
+        """List the files that are there; written a moment ago, by any node, counts."""
+        ...
+
+    def read(self, name: str, to: Path) -> None:
+        """Copy a file to a path."""
+        ...
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write a file, all of it or nothing, in the place of an older one; it is durable then."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a file; one that is not there is no mistake."""
+        ...
+
+
+def uri_for(files: RemoteFiles | None) -> str:
+    """Give the URI where a job may keep files of its own; empty if there is none."""
+    return "" if files is None else f"{files.uri}/files"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ here. Nothing is printed: the host is told what happens, and shows it.
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,17 +14,17 @@ from typing import assert_never
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor import job_errors, jobdir, local_job
-from coddl.runtime.supervisor.changes import Due, Since
+from coddl.runtime.supervisor.changes import Since
 from coddl.runtime.supervisor.checkpointing import CaptureTimer, Checkpointing
 from coddl.runtime.supervisor.control_socket import ControlSocket
 from coddl.runtime.supervisor.exit_policy import ExitPolicy
-from coddl.runtime.supervisor.interrupt import INTERRUPTED, Interrupt
+from coddl.runtime.supervisor.interrupt import Interrupt
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.job_status import UNSAVED, JobStatus
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.job_status import JobStatus
+from coddl.runtime.supervisor.lead_parts import LeadParts, machine_parts
+from coddl.runtime.supervisor.loop import Loop, SupervisorLoop
 from coddl.runtime.supervisor.pool_job import PoolJob
 from coddl.runtime.supervisor.progress import ProgressReporter
-from coddl.runtime.supervisor.remote_checkpoints import checkpoints_of_lead
 from coddl.runtime.supervisor.requests import ControlRequests
 from coddl.runtime.supervisor.resize_schedule import ResizeSchedule
 from coddl.runtime.supervisor.retry_budget import RetryBudget
@@ -52,6 +51,7 @@ class Supervisor:
         *,
         node: str | None = None,
         adopt: bool = False,
+        parts: LeadParts | None = None,
     ) -> None:
         """Without `node` the workers run here, and a control socket takes requests.
 
@@ -60,10 +60,12 @@ class Supervisor:
         """
         self._job = job
         self._host = tell
-        self._loop = Loop()
-        self._pool_job = None if node is None else PoolJob(self, self._loop, job, node, adopt=adopt)
+        self._parts = parts = parts or machine_parts(Loop())
+        self._loop: SupervisorLoop = parts.loop
+        self._pool_job = None if node is None else PoolJob(self, parts, job, node, adopt=adopt)
+        self._stack = contextlib.ExitStack()  # of what is to be closed
         self._control: ControlSocket | None = None
-        self.job_status = JobStatus(job)
+        self.job_status = JobStatus(job, self._loop.now_s)
         self._coordinator, self._changes = self.job_status.coordinator, self.job_status.changes
         self._slots: dict[int, Slot] = {}  # of the target, by slot
         self._schedule = ResizeSchedule(self)
@@ -77,51 +79,52 @@ class Supervisor:
         self._progress = ProgressReporter(self, self._loop)
         self._turns = JobTurns(self, self._progress)
         self._given_up: set[int] = set()  # slots
-        self._is_open = False
+        self.capture_timer = CaptureTimer(
+            self._loop, job.checkpoint_every_s, self._ask_image, lambda: self.workers.is_saving
+        )
+        self.is_open = False
 
     # Life.
 
     def run(self) -> int:
         """Run the job to its end; give its exit code. Nothing of it is left running."""
-        job, job_status = self._job, self.job_status
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._loop.close)
-            if self._pool_job is None:
-                self._control = ControlSocket(job.name, self._requests.take)
-                stack.callback(self._control.close)
-            stack.callback(self._tell_end)
-            self._trace = TraceEvents(job.trace, self._tell_problem) if job.trace else None
-            if self._trace is not None:
-                stack.callback(self._trace.close)
-                self._changes.trace = self._trace
-            self._open(stack)
-            self.capture_timer = CaptureTimer(
-                self._loop, job.checkpoint_every_s, self._ask_image, lambda: self.workers.is_saving
-            )
-            if self._control is not None:
-                self.workers.open()
-                self.checkpointing.look_ahead()  # while torch is being imported
-                self._control.serve(self._loop)
-            while job_status.exit_code is None:
+        with contextlib.closing(self):
+            self.open()
+            while self.job_status.exit_code is None:
                 self._loop.turn()
-        return job_status.exit_code
+        return self.job_status.exit_code
 
-    def _open(self, stack: contextlib.ExitStack) -> None:
-        """Open the job's folder and the way to its worker hosts."""
-        job, loop, pool_job = self._job, self._loop, self._pool_job
+    def open(self) -> None:
+        """Begin to lead; the loop calls from now on, until there is an exit code."""
+        job, loop, pool_job, stack = self._job, self._loop, self._pool_job, self._stack
+        stack.callback(loop.close)
+        if pool_job is None:
+            self._control = ControlSocket(job.name, self._requests.take)
+            stack.callback(self._control.close)
+        stack.callback(self._tell_end)
+        self._changes.trace = TraceEvents(job.trace, self._tell_problem) if job.trace else None
+        if self._changes.trace is not None:
+            stack.callback(self._changes.trace.close)
         if pool_job is None:
             self.checkpointing, host_of = local_job.opened(job, loop, self.tell, stack)
-            self.workers = Workers(loop, job, self, lead_node=local_job.HERE, host_of=host_of)
         else:
-            kept = checkpoints_of_lead(job.folder, job.remote, job.script, job.attempt)
-            self.checkpointing = Checkpointing(kept, None, self.tell)
-            node, host_of = pool_job.node, pool_job.host_of
-            self.workers = Workers(
-                loop, job, self, lead_node=node, host_of=host_of, hosts_listener=pool_job
-            )
+            self.checkpointing = Checkpointing(self._parts.open_checkpoints(job), None, self.tell)
+            host_of = pool_job.host_of
+        node = local_job.HERE if pool_job is None else pool_job.node
+        self.workers = Workers(
+            loop, job, self, lead_node=node, host_of=host_of, hosts_listener=pool_job
+        )
         stack.callback(self._close_checkpointing)
         stack.callback(self.workers.close)
-        self._is_open = True
+        self.is_open = True
+        if self._control is not None:
+            self.workers.open()
+            self.checkpointing.look_ahead()  # while torch is being imported
+            self._control.serve(loop)
+
+    def close(self) -> None:
+        """End all that still runs, and let go of everything."""
+        self._stack.close()
 
     def interrupt(self) -> None:
         """Stop the job with exit code 130; asked again, at once. For any thread or handler."""
@@ -202,8 +205,7 @@ class Supervisor:
         job_status, succeeded = self.job_status, self.job_status.exit_code == 0
         self.checkpointing.close(lose=succeeded)
         job_status.unsaved = self.checkpointing.unsaved
-        if job_status.unsaved is not None and job_status.exit_code == INTERRUPTED:
-            job_status.exit_code = UNSAVED
+        job_status.exit_code = job_status.code_of_end
         if succeeded and self._pool_job is None:  # a host removes them once the end is safe
             jobdir.finish(self._job.folder, self._job.script, keep=self._job.keep_checkpoints)
 
@@ -216,13 +218,12 @@ class Supervisor:
 
     @property
     def is_hosted(self) -> bool:
-        """Tell whether an agent decides where the workers are."""
         return self._pool_job is not None
 
     @property
     def is_saving(self) -> bool:
         """Tell whether state is on its way to the disk. For any thread."""
-        return self._is_open and self.workers.is_saving
+        return self.is_open and self.workers.is_saving
 
     @property
     def is_unsaved(self) -> bool:
@@ -253,7 +254,7 @@ class Supervisor:
             job_status.is_asleep = False
         is_news = before != set(self._slots) or self._given_up  # a host may well repeat itself
         if is_news and (since == "command" or self._changes.count):  # else it is the start
-            job_status.due = Due.now(since)
+            job_status.due = job_status.due_now(since)
         self.feed(group.TargetSet(tuple(self._slots)))
 
     # Events from the workers.
@@ -292,8 +293,6 @@ class Supervisor:
             case "broken":
                 self.tell({**message, "worker": worker})
                 self._break(worker, message["generation"])
-            case "prepared":
-                record.has_prepared = True
             case "image":
                 self._on_image(record, message)
             case "metrics":
@@ -301,7 +300,6 @@ class Supervisor:
             case "profile":
                 self.tell(self.job_status.profiled(message))
             case "ended":
-                record.has_ended = True
                 self.limits.on_ended(message)
                 self.feed(group.WorkerStepped(worker, message["step"], None))
                 self.feed(group.LoopEnded(worker))
@@ -320,8 +318,8 @@ class Supervisor:
             case "rejected":
                 error = TrainingError(message["what"], message["because"], message["try"])
                 self._exit_policy.blame(record, error, 2)
-            case "spans" if self._trace is not None:
-                self._trace.spans(worker, message["spans"])
+            case "spans" if self._changes.trace is not None:
+                self._changes.trace.spans(worker, message["spans"])
             case _:
                 pass  # `alive`, and what a newer worker may have to say
 
@@ -336,7 +334,6 @@ class Supervisor:
         if error := job_errors.half_prepared(self._job) if job_status.is_finishing else error:
             self._exit_policy.blame(record, error, 1)
             return
-        record.has_arrived = True
         if not job_status.about:
             self.tell_about(message)
             self.limits.on_prepared()
@@ -346,8 +343,8 @@ class Supervisor:
                 self.fail(error, 2)
             if self._pool_job is None and job_status.target and job_status.target > workers_max:
                 self.set_workers(workers_max)
-        if self._trace is not None:
-            self._trace.begin_worker(record.number, record.slot.number, record.started_s)
+        if self._changes.trace is not None:
+            self._changes.trace.begin_worker(record, self._loop.now_s())
         self.feed(group.WorkerArrived(record.number, message["parts"], workers_max))
 
     def tell_about(self, arrived: Message) -> None:
@@ -356,14 +353,13 @@ class Supervisor:
         self.tell({**arrived, "is": "prepared"})
 
     def _on_stepped(self, record: WorkerRecord, message: Message) -> None:
-        record.step = message["step"]
-        record.speed.add(message)
-        self.job_status.step_timer.stepped(record.step, time.monotonic())
-        self.retries.stepped(record.step)
+        step = message["step"]
+        self.job_status.step_timer.stepped(step, self._loop.now_s())
+        self.retries.stepped(step)
         self.limits.on_stepped(message)
         self.capture_timer.plan()
-        self.feed(group.WorkerStepped(record.number, record.step, message.get("pass_s")))
-        self._schedule.stepped(record.step)
+        self.feed(group.WorkerStepped(record.number, step, message.get("pass_s")))
+        self._schedule.stepped(step)
         self._progress.stepped()
 
     # The group.
@@ -372,7 +368,7 @@ class Supervisor:
         """Let the coordinator decide, and do what it says."""
         if self.job_status.stopping is not None:
             return
-        commands = self._coordinator.handle(event, time.monotonic())
+        commands = self._coordinator.handle(event, self._loop.now_s())
         if not any(isinstance(command, group.Cancel) for command in commands):
             self._complete_change()  # before the next one begins
         for command in commands:
@@ -387,8 +383,7 @@ class Supervisor:
     def _execute(self, command: group.Command) -> None:
         match command:
             case group.StartWorker(worker, slot):
-                joins = bool(self._coordinator.members)
-                self.workers.start(worker, self._slots[slot], joins=joins)
+                self.workers.start(worker, self._slots[slot], joins=bool(self._coordinator.members))
                 self.tell({"is": "starting", "worker": worker, "slot": slot})
             case group.Prepare(plan) | group.Regroup(plan):
                 if self.workers.store is None:
@@ -471,7 +466,7 @@ class Supervisor:
         was_broken = self._coordinator.phase == "broken"
         self.feed(group.GroupBroken(worker, generation))
         if self._coordinator.phase == "broken" and not was_broken:
-            self.job_status.due = Due.now("failure")
+            self.job_status.due = self.job_status.due_now("failure")
 
     # State.
 
@@ -481,7 +476,7 @@ class Supervisor:
         if self.capture_timer.is_awaited or self.job_status.target == 0 or message.get("keep"):
             self.capture_timer.is_awaited = False
             self.suspension.expect(record, message)
-            self.workers.save(record.slot.node, message["path"])
+            self.workers.save(record.node, message["path"])
 
     def on_saved(self, word: Message) -> None:
         self.suspension.on_saved(word)

@@ -1,7 +1,6 @@
 """A job that is to leave: its workers go once its state is on disk, and train on if it is not."""
 
 import sys
-import time
 from collections.abc import Container, Iterable, Sequence
 from typing import Final, Protocol
 
@@ -9,7 +8,7 @@ from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor.checkpointing import Checkpointing
 from coddl.runtime.supervisor.coordinator import Coordinator
 from coddl.runtime.supervisor.job_status import RETIRED, JobStatus
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.loop import SupervisorLoop
 from coddl.runtime.supervisor.slots import Slot
 from coddl.runtime.supervisor.worker_record import WorkerRecord
 from coddl.runtime.supervisor.workers import Workers
@@ -39,7 +38,7 @@ class SupportsSuspension(Protocol):
 class Suspension:
     """Tells the last worker whether its image is safe, and the host when the job has left."""
 
-    def __init__(self, supervisor: SupportsSuspension, loop: Loop) -> None:
+    def __init__(self, supervisor: SupportsSuspension, loop: SupervisorLoop) -> None:
         self._supervisor = supervisor
         self._loop = loop
         self._slots: Sequence[Slot] = ()  # the last ones it had
@@ -54,21 +53,21 @@ class Suspension:
     def expect(self, record: WorkerRecord, message: Message) -> None:
         """Take note that a worker waits to hear what becomes of its image, or has none."""
         if message.get("parks"):
-            self._parked = (record.slot.node, message["path"])
+            self._parked = (record.node, message["path"])
         elif "generation" in message:
             self._last = (record.number, message["generation"], message.get("step", sys.maxsize))
 
     def on_left(self, record: WorkerRecord, bytes_: int | None) -> None:
         """Take note that a worker has left the group: it exits, or is parked in host memory."""
         job_status = self._supervisor.job_status
-        record.has_left, record.owns, record.is_parked = True, 0, bytes_ is not None
+        record.owns = 0
         if bytes_ is None:
             self._supervisor.workers.expect_exit(record.number)
             return
-        job_status.parked[record.slot.number] = bytes_
+        job_status.parked[record.history.slot] = bytes_
         # The time that others had before it was its turn to leave is not its own.
         begin_s = max(job_status.due.at_s, job_status.turn_begun_s)
-        job_status.parked_after_s = time.monotonic() - begin_s
+        job_status.parked_after_s = self._loop.now_s() - begin_s
 
     def call_back(self, slots: Container[int]) -> bool:
         """Have parked workers go on, those on some slots; the others are not needed any more.
@@ -76,8 +75,8 @@ class Suspension:
         False: there are none. Then it ends as it was told, once its state is on disk.
         """
         supervisor, job_status = self._supervisor, self._supervisor.job_status
-        records = [record for record in supervisor.workers.records if record.is_parked]
-        back = [record for record in records if record.slot.number in slots]
+        records = [each for each in supervisor.workers.records if each.history.is_parked]
+        back = [record for record in records if record.history.slot in slots]
         if not back:
             return False
         job_status.is_retiring = job_status.parks = job_status.is_asleep = False
@@ -121,7 +120,7 @@ class Suspension:
             self._plan()
 
     def _plan(self) -> None:
-        self._loop.alarm("save again", time.monotonic() + SAVE_AGAIN_S, self._save_again)
+        self._loop.alarm("save again", self._loop.now_s() + SAVE_AGAIN_S, self._save_again)
 
     def _save_again(self) -> None:
         if self._supervisor.job_status.is_over:
@@ -137,7 +136,7 @@ class Suspension:
         supervisor, job_status = self._supervisor, self._supervisor.job_status
         coordinator = job_status.coordinator
         workers = supervisor.workers
-        active = any(not record.is_parked for record in workers.records)
+        active = any(not record.history.is_parked for record in workers.records)
         is_kept = self._parked is not None and job_status.unsaved is not None
         is_busy = bool(coordinator.members or active or workers.is_saving or is_kept)
         if job_status.target != 0 or job_status.is_asleep or is_busy or not coordinator.is_settled:
@@ -154,6 +153,6 @@ class Suspension:
 
 def _found_again(records: Iterable[WorkerRecord], coordinator: Coordinator) -> group.SurvivorsFound:
     """Give what the coordinator must know of workers that had left."""
-    survivors = [group.Survivor(each.number, each.slot.number, each.step, True) for each in records]
+    survivors = tuple(record.survivor for record in records)
     sizes = (coordinator.parts, coordinator.workers_max)
-    return group.SurvivorsFound(tuple(survivors), coordinator.generation, -1, *sizes)
+    return group.SurvivorsFound(survivors, coordinator.generation, -1, *sizes)

@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from coddl.runtime.errors import TrainingError
+from coddl.runtime.supervisor.worker_record import WorkerRecord
 
 SUPERVISOR: Final = 1
 FIRST_WORKER: Final = 100  # workers get this plus their number: pids may repeat, numbers don't
@@ -31,11 +31,12 @@ class TraceEvents:
         self._threads: dict[tuple[int, str], int] = {}
         self._name_process(SUPERVISOR, "supervisor")
 
-    def begin_worker(self, worker: int, slot: int, started_s: float) -> None:
+    def begin_worker(self, record: WorkerRecord, now_s: float) -> None:
         """Name a worker's track, and show how long it took to come to its loop."""
+        worker, slot, started_s = record.number, record.slot.number, record.started_s
         self._name_process(FIRST_WORKER + worker, f"worker {worker} (slot {slot})")
-        start_ns = int(started_s * 1e9)
-        span = (f"start worker {worker}", f"slot {slot}", start_ns, time.monotonic_ns() - start_ns)
+        took_ns = int((now_s - started_s) * 1e9)
+        span = (f"start worker {worker}", f"slot {slot}", int(started_s * 1e9), took_ns)
         self.spans(None, [span])
 
     def spans(self, worker: int | None, spans: Sequence[Span]) -> None:

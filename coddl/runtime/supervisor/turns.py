@@ -4,7 +4,6 @@ An agent ends a turn and begins the next one. The group and its generation stay 
 worker waits between two iterations. What is asked for before there is such a group is remembered.
 """
 
-import time
 from typing import Protocol
 
 from coddl.runtime.supervisor import generations as group
@@ -65,7 +64,7 @@ class JobTurns:
         self._is_crowded = crowded
         told, self._resident, self._told = self._told, None, None
         for record in self._supervisor.workers.records:
-            if record.awaits_turn or record.number == told:
+            if record.history.awaits_turn or record.number == told:
                 self._begins = record.number
                 self._supervisor.workers.begin_turn(record.number)
                 return
@@ -89,24 +88,21 @@ class JobTurns:
     def hear(self, record: WorkerRecord, message: Message) -> None:
         """Take in that a worker's turn has ended or begun."""
         if message["is"] == "turn ended":
-            self._on_ended(record, message)
+            self._on_ended(record)
         else:
             self._on_begun(record)
-        self._supervisor.tell({**message, "worker": record.number, "slot": record.slot.number})
+        self._supervisor.tell({**message, "worker": record.number, "slot": record.history.slot})
         if message.get("crowded"):
             self._on_refused(record)
 
-    def _on_ended(self, record: WorkerRecord, message: Message) -> None:
+    def _on_ended(self, record: WorkerRecord) -> None:
         supervisor, job_status = self._supervisor, self._supervisor.job_status
-        record.awaits_turn, record.step = True, message["step"]
-        # A rigid job could not go on from there.
-        record.image = message["image"] if job_status.rigid is None else None
         job_status.moved_s = None  # it does not stand still: it waits
         job_status.step_timer.pause()
-        supervisor.retries.stepped(record.step)
+        supervisor.retries.stepped(record.history.step)
         if supervisor.capture_timer.is_awaited:
             self.capture()
-        supervisor.feed(group.WorkerStepped(record.number, record.step, None))
+        supervisor.feed(group.WorkerStepped(record.number, record.history.step, None))
 
     def _on_refused(self, record: WorkerRecord) -> None:
         """Have others move out that keep a worker from moving in; if none does, it can't go on."""
@@ -132,12 +128,11 @@ class JobTurns:
         return is_crowded
 
     def _on_begun(self, record: WorkerRecord) -> None:
-        if record.awaits_turn:
-            record.awaits_turn, record.image = False, None
-            job_status = self._supervisor.job_status
-            record.heard_s = job_status.turn_begun_s = time.monotonic()
+        job_status = self._supervisor.job_status
+        if record.turn_begun_s > job_status.turn_begun_s:  # else it did not have to wait
+            job_status.turn_begun_s = record.turn_begun_s
             # A turn may be over after one step: that one is timed, too.
-            job_status.step_timer.stepped(record.step, record.heard_s)
+            job_status.step_timer.stepped(record.history.step, record.turn_begun_s)
             self._progress.began()
         if self._begins == record.number:
             self._begins = None
@@ -153,10 +148,11 @@ class JobTurns:
         """Have the image saved that a worker waits with; False: there is none."""
         supervisor = self._supervisor
         for record in supervisor.workers.records:
-            if record.awaits_turn and record.image is not None:
+            image = self._image_of(record)
+            if record.history.awaits_turn and image is not None:
                 supervisor.capture_timer.is_awaited = False
                 if not self._is_saved(record):
-                    supervisor.workers.save(record.slot.node, record.image)
+                    supervisor.workers.save(record.node, image)
                 return True
         return False
 
@@ -166,13 +162,13 @@ class JobTurns:
         The job goes on from there: the supervisor hears of the end of the worker after that.
         """
         supervisor = self._supervisor
-        image, record.image = record.image, None
+        image, record.history.image = self._image_of(record), None
         is_over = supervisor.job_status.is_over or record.is_unwanted
         if image is not None and not is_over and not self._is_saved(record):
             self._gone = (record, code, because)
-            supervisor.workers.save(record.slot.node, image)
+            supervisor.workers.save(record.node, image)
             return True
-        if record.awaits_turn:  # the next worker starts when its turn has come
+        if record.history.awaits_turn:  # the next worker starts when its turn has come
             self._resident = self._told = None
         if self._begins == record.number:
             self._begins = None
@@ -185,5 +181,9 @@ class JobTurns:
             gone, self._gone = self._gone, None
             self._supervisor.on_gone(*gone)
 
+    def _image_of(self, record: WorkerRecord) -> str | None:
+        """Give the image that a worker waits with; a rigid job could not go on from there."""
+        return record.history.image if self._supervisor.job_status.rigid is None else None
+
     def _is_saved(self, record: WorkerRecord) -> bool:
-        return self._supervisor.checkpointing.saved_step == record.step
+        return self._supervisor.checkpointing.saved_step == record.history.step

@@ -1,8 +1,18 @@
-"""What a worker host records of a worker, for a lead that adopts the worker. Pure."""
+"""What is known of a worker from the messages that it was told and has said. Pure.
+
+Its worker host and its lead keep the same history of it, so a new lead can go on from the host's.
+"""
 
 from dataclasses import dataclass, field
+from typing import Final, Self
 
 from coddl.runtime.wire import Message
+
+# What an adopting lead must know; the rest follows from what it tells the worker itself.
+ADOPTED: Final = (
+    *("worker", "slot", "gpu", "pid", "has_prepared", "arrived", "step", "has_state"),
+    *("may_have_state", "has_left", "is_parked", "awaits_turn", "image", "has_ended"),
+)
 
 
 @dataclass(slots=True)
@@ -20,7 +30,7 @@ class WorkerHistory:
     has_state: bool = False  # it trains, or did
     may_have_state: bool = False  # it was told to change to a group that has some
     has_left: bool = False
-    is_parked: bool = False  # it waits, without its GPU
+    is_parked: bool = False  # out of its group, it waits without its GPU
     ends_turn: bool = False  # it was told to
     awaits_turn: bool = False  # it has ended its turn, and waits for the next one
     image: str | None = None  # then: its state, if that is not on its GPU
@@ -29,6 +39,15 @@ class WorkerHistory:
     newest_worker: int = 0  # the highest number it was told
     _begins_turn: bool = False  # it was told to, and has not said that it did
     _members: dict[int, list[int]] = field(default_factory=dict)  # of generations to come
+
+    @property
+    def has_arrived(self) -> bool:
+        return self.arrived is not None
+
+    @property
+    def is_out(self) -> bool:
+        """Tell whether it is of no group any more: it exits, or is parked."""
+        return self.has_left or self.is_parked
 
     def told(self, word: Message) -> None:
         """Take in what the lead says to it."""
@@ -84,19 +103,12 @@ class WorkerHistory:
 
     def as_data(self) -> Message:
         """Give what an adopting lead must know."""
-        return {
-            "worker": self.worker,
-            "slot": self.slot,
-            "gpu": self.gpu,
-            "pid": self.pid,
-            "has_prepared": self.has_prepared,
-            "arrived": self.arrived,
-            "step": self.step,
-            "has_state": self.has_state,
-            "may_have_state": self.may_have_state or self.has_state,
-            "has_left": self.has_left,
-            "is_parked": self.is_parked,
-            "awaits_turn": self.awaits_turn or self.ends_turn,
-            "image": self.image,
-            "has_ended": self.has_ended,
-        }
+        data = {name: getattr(self, name) for name in ADOPTED}
+        data["may_have_state"] |= self.has_state
+        data["awaits_turn"] |= self.ends_turn  # it may end it at any time
+        return data
+
+    @classmethod
+    def from_data(cls, data: Message) -> Self:
+        """Take over what `as_data` gave at its worker host."""
+        return cls(**{name: data[name] for name in ADOPTED})

@@ -4,12 +4,14 @@ A worker host takes requests (`do`) and sends messages (`on_word`); ADR 0007 has
 lead may be in the same loop (`coddl run`) or on another node (`job_host`, `remote_worker_host`).
 """
 
+import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from coddl.runtime.supervisor import job_errors
 from coddl.runtime.supervisor.checkpoint_writer import CheckpointWriter
@@ -19,7 +21,6 @@ from coddl.runtime.supervisor.fork_server_client import (
     Interpreter,
 )
 from coddl.runtime.supervisor.loop import Channel, LogPipe, Loop
-from coddl.runtime.supervisor.processes import ProcessHandle
 from coddl.runtime.supervisor.worker_history import WorkerHistory
 from coddl.runtime.wire import Message
 
@@ -31,6 +32,10 @@ FORK_SERVERS_MAX: Final = 3  # that may be killed in a row before one is warm
 
 class WorkerHost(Protocol):
     """A worker host as its lead sees it, here or on another node."""
+
+    def open(self) -> None:
+        """Start it, or connect to it; words tell what came of it."""
+        ...
 
     def do(self, request: Message) -> None:
         """Have something done; words tell what came of it."""
@@ -57,6 +62,33 @@ class WorkerHostConfig:
     host: str = "127.0.0.1"  # how workers and the store here are reached
     cpus: Mapping[int, Sequence[int]] = field(default_factory=dict)  # slot -> its cores
     factory: ForkServerFactory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessHandle:
+    """A process, a child of ours or not: its number may be given to another one."""
+
+    pid: int
+    start_ticks: int | None  # None: it was gone before we could look
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Take down which process has this number now."""
+        found = _found(pid)
+        return cls(pid, None if found is None else found[1])
+
+    @property
+    def lives(self) -> bool:
+        """Tell whether it runs; one that only waits for its parent's attention does not."""
+        found = _found(self.pid)
+        return found is not None and found == ("alive", self.start_ticks)
+
+    def kill_group(self) -> None:
+        """Kill it and whatever it has started, if it leads a group; its own may outlive it."""
+        found = _found(self.pid)
+        if found is None or found[1] == self.start_ticks:  # else its number is another's now
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 @dataclass(slots=True)
@@ -265,3 +297,12 @@ class LocalWorkerHost:
         else:
             at_s = time.monotonic() + LOOK_EVERY_S
             self._loop.alarm((self, number), at_s, lambda: self._await_end(number, until_s))
+
+
+def _found(pid: int) -> tuple[str, int] | None:
+    """Tell whether a process is alive or dead, and when it was started; None: there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return "dead" if fields[0] in "ZX" else "alive", int(fields[19])

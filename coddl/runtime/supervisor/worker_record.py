@@ -1,14 +1,22 @@
-"""What the supervisor knows of each worker. Pure."""
+"""A worker as its lead knows it: its history, and what only the lead knows. Pure."""
 
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from coddl.runtime.supervisor.generations import Survivor
 from coddl.runtime.supervisor.slots import Slot
+from coddl.runtime.supervisor.worker_history import WorkerHistory
 from coddl.runtime.wire import Message
 
 FORGETTING: Final = 0.8  # weight of what was known, at each report of progress
+
+# What only a worker's main thread says; its other threads speak even while that one hangs.
+MAIN_THREAD: Final = frozenset(
+    {"arrived", "swapped", "stepped", "broken", "image", "alive", "metrics", "resting", "ended"}
+    | {"turn ended"}
+)
 
 
 @dataclass(slots=True)
@@ -45,53 +53,73 @@ class WorkerSpeed:
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """What is known of one worker."""
+    """One worker of a job."""
 
-    number: int
-    slot: Slot
+    history: WorkerHistory
+    node: str
     started_s: float
     heard_s: float  # when its main thread last gave a sign
+    turn_begun_s: float = 0.0  # when it went on after it had waited for its turn
     joins: bool = False  # others train when it starts
     is_first: bool = False  # no other worker ran when it started
-    pid: int | None = None
-    has_prepared: bool = False  # called coddl.prepare
-    has_arrived: bool = False  # came to its loop
-    has_ended: bool = False  # its loop is over
-    has_left: bool = False  # it swapped out of the group
-    is_parked: bool = False  # it has left the group, and waits without its GPU
-    awaits_turn: bool = False  # of the group, while another job has its slot
-    image: str | None = None  # what it waits with: its state, moved out of its GPU
     is_unwanted: bool = False  # we are ending it ourselves
     is_resting: bool = False  # between two epochs: what it does there may take its time
+    has_stepped: bool = False  # it has told of progress, to us or to an earlier lead
     ran_out_of_memory: bool = False
     is_crowded_out: bool = False  # it did, because of other jobs on its device
-    step: int = 0
     owns: int = 0  # parts of the global batch: samples, or virtual nodes
     speed: WorkerSpeed = field(default_factory=WorkerSpeed)
 
     @property
+    def number(self) -> int:
+        return self.history.worker
+
+    @property
+    def slot(self) -> Slot:
+        return Slot(self.history.slot, self.node, self.history.gpu)
+
+    @property
+    def survivor(self) -> Survivor:
+        """Give what the coordinator must know to have it regroup."""
+        history = self.history
+        return Survivor(history.worker, history.slot, history.step, history.has_state)
+
+    def hear(self, message: Message, now_s: float) -> None:
+        """Take in what it says."""
+        awaited_turn = self.history.awaits_turn
+        self.history.heard(message)
+        if message["is"] in MAIN_THREAD:
+            self.heard_s = now_s
+            self.is_resting = message["is"] == "resting"
+        if message["is"] == "stepped":
+            self.has_stepped = True
+            self.speed.add(message)
+        if awaited_turn and not self.history.awaits_turn:
+            self.heard_s = self.turn_begun_s = now_s
+
+    @property
     def state(self) -> str:
-        if self.is_parked:
+        if self.history.is_parked:
             return "PARKED"
-        if self.is_unwanted or self.has_left:
+        if self.is_unwanted or self.history.has_left:
             return "LEAVING"
-        if self.has_ended:
+        if self.history.has_ended:
             return "ENDING"
-        if self.awaits_turn:
+        if self.history.awaits_turn:
             return "WAITING"
         if self.owns:
             return "RUNNING"
-        return "WAITING" if self.has_arrived else "STARTING"
+        return "WAITING" if self.history.has_arrived else "STARTING"
 
     def as_data(self) -> Message:
         """Give what `status` shows."""
         return {
             "worker": self.number,
-            "slot": self.slot.number,
-            "node": self.slot.node,
-            "pid": self.pid,
+            "slot": self.history.slot,
+            "node": self.node,
+            "pid": self.history.pid,
             "state": self.state,
-            "step": self.step,
+            "step": self.history.step,
             "share": self.owns,
             **self.speed.means(),
         }

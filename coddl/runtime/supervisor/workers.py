@@ -1,7 +1,6 @@
 """The workers of a job on all nodes: starts them, exchanges messages with them, ends them."""
 
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,21 +17,16 @@ from coddl.runtime.supervisor.environment import (
 )
 from coddl.runtime.supervisor.generations import GroupPlan
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.loop import Loop
+from coddl.runtime.supervisor.loop import SupervisorLoop
 from coddl.runtime.supervisor.scripts import calls_prepare
 from coddl.runtime.supervisor.slots import Slot
+from coddl.runtime.supervisor.worker_history import WorkerHistory
 from coddl.runtime.supervisor.worker_host import LOST, WorkerHost
 from coddl.runtime.supervisor.worker_record import WorkerRecord
 from coddl.runtime.wire import Message
 
 LEAVER_WAIT_S: Final = 5.0  # after its swap a leaver has nothing to do but exit
 STORES_MAX: Final = 5  # that may end in a row before they served
-
-# What only a worker's main thread says; its other threads speak even while that one hangs.
-MAIN_THREAD: Final = frozenset(
-    {"arrived", "swapped", "stepped", "broken", "image", "alive", "metrics", "resting", "ended"}
-    | {"turn ended"}
-)
 
 
 class WorkersListener(Protocol):
@@ -72,7 +66,7 @@ class Workers:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: SupervisorLoop,
         job: Job,
         listener: WorkersListener,
         *,
@@ -107,11 +101,22 @@ class Workers:
 
     def close(self) -> None:
         """End everything that runs; returns when it is gone, or no host answers."""
-        self._is_closing = True
-        for worker_host in self._worker_hosts.values():
-            worker_host.close()
-        while not all(worker_host.is_closed for worker_host in self._worker_hosts.values()):
+        self.dismiss()
+        while not self.is_dismissed:
             self._loop.turn()
+
+    def dismiss(self) -> None:
+        """Have everything end that runs; again does no harm."""
+        if not self._is_closing:
+            self._is_closing = True
+            for worker_host in self._worker_hosts.values():
+                worker_host.close()
+
+    @property
+    def is_dismissed(self) -> bool:
+        """Tell whether all of it is gone, or no host answers."""
+        is_gone = all(worker_host.is_closed for worker_host in self._worker_hosts.values())
+        return self._is_closing and is_gone
 
     def abandon(self) -> None:
         """Leave the workers to another lead."""
@@ -127,7 +132,7 @@ class Workers:
 
     def slot_numbers(self, numbers: Iterable[int]) -> list[int]:
         """Name the slots of workers, in their order; those that are gone have none."""
-        return [self._workers[number].slot.number for number in numbers if number in self._workers]
+        return [self._workers[number].history.slot for number in numbers if number in self._workers]
 
     def set_slots(self, slots: Sequence[Slot]) -> None:
         """Set the slots of the job, for workers that are started from now on."""
@@ -152,8 +157,9 @@ class Workers:
 
     def start(self, number: int, slot: Slot, *, joins: bool) -> None:
         """Start a worker on a slot; one that joins others while they train may take its time."""
-        now_s = time.monotonic()
-        record = WorkerRecord(number, slot, started_s=now_s, heard_s=now_s, joins=joins)
+        now_s = self._loop.now_s()
+        history = WorkerHistory(number, slot.number, slot.gpu)
+        record = WorkerRecord(history, slot.node, started_s=now_s, heard_s=now_s, joins=joins)
         record.is_first = not self._workers
         self._workers[number] = record
         if (self._job.id or self._is_plain) and self.store is None:
@@ -194,7 +200,9 @@ class Workers:
         to: dict[str, list[int]] = {}
         for number in numbers:
             if number in self._workers:
-                to.setdefault(self._workers[number].slot.node, []).append(number)
+                record = self._workers[number]
+                record.history.told(message)
+                to.setdefault(record.node, []).append(number)
         for node, theirs in to.items():
             self.worker_host(node).do({"do": "tell", "to": theirs, "word": message})
 
@@ -234,15 +242,18 @@ class Workers:
     def unpark(self, number: int) -> None:
         """Give a parked worker its GPU again."""
         record = self._workers[number]
-        record.is_parked = record.has_left = False
-        about = {"worker": number, "slot": record.slot.number}
-        self.worker_host(record.slot.node).do({"do": "unpark", **about})
+        record.history.told({"do": "unpark"})
+        about = {"worker": number, "slot": record.history.slot}
+        self.worker_host(record.node).do({"do": "unpark", **about})
 
     def begin_turn(self, number: int) -> None:
-        """Have a worker go on that waits for its turn, once its slot is the job's again."""
+        """Have a worker go on that waits for its turn, once its slot is the job's again.
+
+        Its host tells it then; it counts as waiting until it says that its turn has begun.
+        """
         record = self._workers[number]
-        about = {"worker": number, "slot": record.slot.number}
-        self.worker_host(record.slot.node).do({"do": "begin turn", **about})
+        about = {"worker": number, "slot": record.history.slot}
+        self.worker_host(record.node).do({"do": "begin turn", **about})
 
     def save(self, node: str, path: str) -> None:
         """Have an image made durable on the node where it lies; `on_saved` follows."""
@@ -273,7 +284,7 @@ class Workers:
             self._loop.post(lambda: self._part(number, LOST))
         else:
             request = {"do": "kill", "worker": number, "signal": int(signal_)}
-            self.worker_host(record.slot.node).do(request)
+            self.worker_host(record.node).do(request)
 
     def restart_together(self) -> None:
         """Kill all workers: they may wait for one that died, in a group that we know nothing of."""
@@ -288,7 +299,7 @@ class Workers:
         for record in self.records:
             record.is_unwanted = True
             self.kill(record.number, signal.SIGTERM)
-        self._loop.alarm("stop", time.monotonic() + self._job.grace_s, self.kill_all)
+        self._loop.alarm("stop", self._loop.now_s() + self._job.grace_s, self.kill_all)
 
     def kill_all(self) -> None:
         for number in list(self._workers):
@@ -296,24 +307,24 @@ class Workers:
 
     def expect_exit(self, number: int) -> None:
         """Kill a leaver that does not leave."""
-        at_s = time.monotonic() + LEAVER_WAIT_S
+        at_s = self._loop.now_s() + LEAVER_WAIT_S
         self._loop.alarm(("leaver", number), at_s, lambda: self.kill(number))
 
     def guard(self, numbers: Iterable[int]) -> None:
         """Kill workers, from now on, whenever their main thread is silent for too long."""
         for number in numbers:
             if number in self._workers:
-                self._workers[number].heard_s = time.monotonic()
+                self._workers[number].heard_s = self._loop.now_s()
                 self._watch(number)
 
     def _watch(self, number: int) -> None:
         record = self._workers.get(number)
-        if record is None or record.has_ended or record.has_left:
+        if record is None or record.history.has_ended or record.history.is_out:
             return
-        limit_s, silent_s = self._job.watchdog_s, time.monotonic() - record.heard_s
-        may_be_silent = record.is_resting or record.awaits_turn
+        limit_s, silent_s = self._job.watchdog_s, self._loop.now_s() - record.heard_s
+        may_be_silent = record.is_resting or record.history.awaits_turn
         if silent_s < limit_s or may_be_silent:
-            at_s = (time.monotonic() if may_be_silent else record.heard_s) + limit_s
+            at_s = (self._loop.now_s() if may_be_silent else record.heard_s) + limit_s
             self._loop.alarm(("watchdog", number), at_s, lambda: self._watch(number))
             return
         self._listener.tell({"is": "problem", **job_errors.silent(number, silent_s).parts()})
@@ -336,7 +347,7 @@ class Workers:
             case "said" | "forked" | "exited":
                 # A node that was not asked when we took over may have one with the same number.
                 record = self._workers.get(word["worker"])
-                if record is not None and record.slot.node == node:
+                if record is not None and record.node == node:
                     self._on_worker(record, word)
                 elif word["is"] == "exited" and self._hosts_listener is not None:
                     self._hosts_listener.on_unknown_gone(node, word)
@@ -359,7 +370,7 @@ class Workers:
             case "said":
                 self._hear(record, word["word"])
             case "forked":
-                record.pid = word["pid"]
+                record.history.pid = word["pid"]
                 self._listener.tell(word)
             case "exited":
                 self._part(record.number, word["code"], word.get("because"))
@@ -374,7 +385,7 @@ class Workers:
                     self._listener.on_warm()
             case "lost":
                 error = TrainingError(word["what"], word["because"], word["try"])
-                if any(record.has_arrived for record in self.records):  # elsewhere it runs
+                if any(record.history.has_arrived for record in self.records):  # elsewhere it runs
                     self._listener.tell({"is": "problem", **error.parts()})
                 else:  # one that was killed is not the interpreter's fault
                     self._listener.fail(error, 2 if word["code"] >= 0 else 1)
@@ -394,10 +405,8 @@ class Workers:
                 raise AssertionError(unknown)
 
     def _hear(self, record: WorkerRecord, message: Message) -> None:
-        if message["is"] in MAIN_THREAD:
-            record.heard_s = time.monotonic()
-            record.is_resting = message["is"] == "resting"
-            self._epoch = message.get("epoch", self._epoch)
+        record.hear(message, self._loop.now_s())
+        self._epoch = message.get("epoch", self._epoch)
         self._listener.on_word(record, message)
 
     def _lose_node(self, node: str, because: str) -> None:
@@ -408,8 +417,8 @@ class Workers:
             self._listener.on_saved({"is": "unsaved", **job_errors.unsaved(because).parts()})
         if node == self._lead_node:
             self._on_storeless(because)
-        for record in [each for each in self.records if each.slot.node == node]:
-            record.image = None  # it is out of reach
+        for record in [each for each in self.records if each.node == node]:
+            record.history.image = None  # it is out of reach
             self._part(record.number, LOST, because)
 
     # The store.

@@ -11,7 +11,7 @@ class Exchanging(Protocol):
 
     @property
     def is_due(self) -> bool:
-        """Tell whether a backward is to be exchanged."""
+        """Return whether a backward is to be exchanged."""
 
     def keep_back(self) -> None:
         """Take note of a backward that is not exchanged."""
@@ -39,7 +39,7 @@ class NoExchange:
 
 
 class BackwardObserver(Protocol):
-    """What is told of backwards, outermost ones, whether they are exchanged or not."""
+    """Observer of outermost backwards, whether their gradients are exchanged or not."""
 
     def begin_backward(self) -> None:
         """Take note that gradients are computed now."""

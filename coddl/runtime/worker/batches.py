@@ -27,7 +27,7 @@ def samples_in(batch: Batch) -> int | None:
 
 
 def cut(batch: Batch, part: range, of: int) -> Batch:
-    """Give some samples of a batch; what does not have one entry per sample stays whole."""
+    """Return some samples of a batch; what does not have one entry per sample stays whole."""
 
     def cut_tensor(tensor: Tensor) -> Tensor:
         is_per_sample = tensor.ndim and len(tensor) == of

@@ -30,7 +30,7 @@ class BufferSync:
         self._versions = [buffer._version for buffer in self._buffers]
 
     def changed(self) -> int:
-        """Tell which have changed since they were last followed, a bit each."""
+        """Return which have changed since they were last followed, a bit each."""
         mask = 0
         for number, (buffer, version) in enumerate(zip(self._buffers, self._versions, strict=True)):
             if buffer._version != version:

@@ -71,7 +71,7 @@ class CatchUp:
         return True
 
     def share(self, groups: Groups, found: Sequence[PeerRow]) -> None:
-        """Bring the state of a worker that has it to those that told they lack it."""
+        """Bring the state of a worker that has it to those that reported they lack it."""
         assert groups.talk is not None
         is_behind = [each.value > 0 for each in found]
         if all(is_behind):

@@ -50,7 +50,7 @@ def check_models(models: Sequence[nn.Module]) -> None:
 
 
 def has_syncnorm(models: Sequence[nn.Module]) -> bool:
-    """Tell whether a model normalises by the global batch."""
+    """Return whether a model normalises by the global batch."""
     return any(isinstance(m, nn.SyncBatchNorm) for model in models for m in model.modules())
 
 
@@ -98,7 +98,7 @@ def check_optimizers(optimizers: Sequence[Optimizer]) -> None:
 
 
 def min_slice_of(models: Sequence[nn.Module], asked: int | None) -> int:
-    """Give how many samples a worker must have: batch norm needs some, if it sees only those."""
+    """Return how many samples a worker must have: batch norm needs some, if it sees only those."""
     if asked is not None:
         if asked < 1:
             raise TrainingError(

@@ -23,7 +23,7 @@ from coddl.runtime.worker.rows import BROKE, DEVIATES, STALE, PeerRow
 from coddl.runtime.worker.supervisor_link import Groups
 
 Reduction = Literal["mean", "sum"]
-IDLE = 1 << 30  # beside the flags of rows: this worker has nothing to give
+IDLE = 1 << 30  # next to the flags of rows: this worker has nothing to give
 
 
 class Exchange:
@@ -205,7 +205,7 @@ class Exchange:
         self.weight, self._kept = None, Slice(0, 0)
 
     def _gathered(self, gradients: Gradients, groups: Groups, row: PeerRow) -> list[PeerRow]:
-        """Give the rows of all: those that came with gradients, if all sent them."""
+        """Return the rows of all: those that came with gradients, if all sent them."""
         if not self._rides:
             told = self._peers.begin_compare(row) if self.has_norms else self._told
             return self._peers.end_compare(groups, told)

@@ -46,7 +46,7 @@ class Feed(Generic[Note]):
 
     @property
     def is_full(self) -> bool:
-        """Tell whether it has been asked for as much as it can load ahead."""
+        """Return whether it has been asked for as much as it can load ahead."""
         return self._stream is not None and 0 < self._depth == len(self._asked)
 
     @property
@@ -87,7 +87,7 @@ class Feed(Generic[Note]):
         self._inner = None
 
     def next(self) -> tuple[Item, Note]:
-        """Give the oldest batch that is wanted, and its note; raises StopIteration at the end."""
+        """Return the oldest batch that is wanted, and its note; raises StopIteration at the end."""
         assert self._stream is not None
         self.skip()
         batch = next(self._stream)

@@ -57,7 +57,7 @@ class CudaMemory:
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:
-    """Give the memory of a device if it can be measured: allocators of the script's own may not."""
+    """Return a device's memory if it can be measured: the script's own allocators may not be."""
     counts = device.type == "cuda" and torch.cuda.get_allocator_backend() != "pluggable"
     return CudaMemory(device) if counts else None
 
@@ -85,7 +85,7 @@ class Footprint:
         self._updates = None
 
     def take(self) -> Message | None:
-        """Give what was measured, once, when it is."""
+        """Return what was measured, once, when it is."""
         updates = self._updates
         if self._memory is None or not self._hooks or updates is None:
             return None
@@ -116,7 +116,7 @@ class Footprint:
 
 
 def model_of(parameters: Sequence[Tensor], datasets: Sequence[Any], *, in_parts: bool) -> int:
-    """Tell models apart that need different memory for a sample: by parameters and samples.
+    """Return a signature of models that need the same memory per sample: parameters and samples.
 
     `in_parts`: slices are run in several passes, which keeps a gradient more.
     """

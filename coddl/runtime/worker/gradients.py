@@ -4,7 +4,7 @@ Parameters are laid out in buckets, in the same order on every worker. Those tha
 of an earlier pass used are *planned*: each is sent as soon as backward has produced its gradients,
 the last one when backward has ended. It carries the workers' rows: each has a place of its own in
 it, so that their sum is all of them. If a row says that its worker deviates from the plan, the
-workers tell each other which buckets they need, and the rest is sent.
+workers exchange which buckets they need, and the rest is sent.
 The worker's own gradients stay in `.grad` until the sum is complete, so that it can be sent again
 when a peer dies. Then `.grad` is a view of the bucket.
 """
@@ -65,11 +65,11 @@ class Bucket:
         self.rows[rank * PACKED_BYTES : (rank + 1) * PACKED_BYTES].copy_(packed)
 
     def carried(self) -> bytes:
-        """Give the rows of all, by rank, when the sum is complete."""
+        """Return the rows of all, by rank, when the sum is complete."""
         return self.rows.to("cpu", torch.float32).numpy().astype("u1").tobytes()
 
     def has_changed(self) -> bool:
-        """Tell whether a gradient was changed after it was sent."""
+        """Return whether a gradient was changed after it was sent."""
         return any(
             version != (-1 if p.grad is None else p.grad._version)
             for version, p in zip(self.versions, self.parameters, strict=True)
@@ -112,7 +112,7 @@ class Gradients:
         ]
 
     def close(self) -> None:
-        """Let go of the parameters."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
 
@@ -183,12 +183,12 @@ class Gradients:
 
     @property
     def is_stale(self) -> bool:
-        """Tell whether something that was sent has changed since: backward came by again."""
+        """Return whether something that was sent has changed since: backward came by again."""
         return any(b.work is not None and b.has_changed() for b in self._planned[: self._next])
 
     @property
     def deviates(self) -> bool:
-        """Tell whether the plan does not suffice for this backward."""
+        """Return whether the plan does not suffice for this backward."""
         return self.is_stale or not self.used <= self.plan
 
     def send_planned(self, row: PeerRow) -> None:
@@ -240,7 +240,7 @@ class Gradients:
 
 
 def signature_of(parameters: Sequence[Tensor]) -> int:
-    """Tell layouts apart: workers whose signatures differ can't exchange."""
+    """Return the layout's signature: workers whose signatures differ can't exchange."""
     shapes = [(tuple(p.shape), str(p.dtype)) for p in parameters]
     return zlib.crc32(repr(shapes).encode())
 

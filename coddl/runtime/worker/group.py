@@ -1,8 +1,8 @@
-"""A process group one can build beside another, wait for with care, and drop.
+"""A process group that can be built next to another, waited for with a limit, and dropped.
 
 torch's groups are built by hand here, without `init_process_group`: two generations must be able to
 exist at once, and nothing may be global. Every wait ends: with the result, with `Broken`, or
-because the caller was told to give up.
+because the caller had to give up.
 """
 
 import time
@@ -36,7 +36,7 @@ POLL_S: Final = 50e-6
 
 
 class GroupError(Exception):
-    """The group can't be used any more: a peer died, or we were told to abandon it."""
+    """The group can't be used any more: a peer died, or it must be abandoned."""
 
 
 Backend = Any  # a torch process group; torch's own stubs leave out its collectives
@@ -133,7 +133,7 @@ class Group:
         self._tried(lambda: self._store.set(note, ""))
 
     def has(self, note: str) -> bool:
-        """Tell whether a member has left that note."""
+        """Return whether a member has left that note."""
         return bool(self._tried(lambda: self._store.check([note])))
 
     def remove(self, note: str) -> None:

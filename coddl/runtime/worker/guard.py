@@ -23,7 +23,7 @@ JUMP: Final = 10.0  # a learning rate that changes by more, from a save to the n
 
 
 def rates_of(optimizers: Sequence[Optimizer]) -> int:
-    """Tell learning rates apart, and give the first of them, in one number (`rows.first_rate`).
+    """Return one number that identifies all learning rates; it has the first (`rows.first_rate`).
 
     Those on a device are left out, as reading them would wait.
     """
@@ -45,13 +45,13 @@ class Guard:
     ) -> None:
         self._optimizers = optimizers
         self._parameters = parameters
-        self._data: int | None = None  # tells the datasets from others
+        self._data: int | None = None  # identifies the datasets
         self._first: list[float] | None = None  # learning rates of the job's first update
         self._expected: list[float] | None = None  # and as they were saved, in a job that goes on
         self._norm: float | None = None  # of weights that no optimizer has updated
 
     def fingerprint(self, datasets: Sequence[Any]) -> int:
-        """Tell datasets apart: by their lengths, and a few samples read under a fixed seed.
+        """Return a number that identifies the datasets: by lengths, and samples under a fixed seed.
 
         As they were when this was asked first: a script may change them with every epoch.
         """
@@ -73,7 +73,7 @@ class Guard:
         return (length, first if same else "changes by itself")
 
     def norm(self, turn: int) -> float:
-        """Give the norm of one part of the parameters, another one each time."""
+        """Return the norm of one part of the parameters, another one each time."""
         parameters = self._parameters()
         parts = 1 if sum(p.numel() for p in parameters) <= WHOLE else PARTS
         part = [p.detach() for p in parameters[turn % parts :: parts]] or [torch.zeros(1)]
@@ -81,7 +81,7 @@ class Guard:
         return float(torch.stack([norm.double() for norm in norms]).norm())
 
     def has_moved(self) -> bool:
-        """Tell whether weights are others than when this was asked before."""
+        """Return whether weights are others than when this was asked before."""
         before, self._norm = self._norm, self.norm(0)
         return before is not None and before != self._norm
 
@@ -99,7 +99,7 @@ class Guard:
         )
 
     def rates(self) -> list[list[float] | None]:
-        """Give the learning rates of the first update, and those of now, to be saved."""
+        """Return the learning rates of the first update, and those of now, to be saved."""
         return [self._first, self._now()]
 
     def _now(self) -> list[float]:
@@ -131,7 +131,7 @@ class Guard:
 
 
 def shapes_of(dataset: Any) -> str:
-    """Tell datasets apart whose samples differ in size, as far as the first one tells."""
+    """Identify datasets whose samples differ in size, as far as the first one shows."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return ""
     try:
@@ -151,7 +151,7 @@ def _sample(dataset: Any, number: int, *, contents: bool = True) -> str:
 
 
 def _told(sample: Any, *, contents: bool) -> str:
-    """Describe a sample so that equal ones are told alike; without contents, those of a size."""
+    """Describe a sample: equal ones have equal descriptions; without contents, those of a size."""
     if isinstance(sample, Tensor):
         total = float(sample.double().sum()) if sample.numel() and contents else 0.0
         return f"{tuple(sample.shape)}{sample.dtype}{total!r}"

@@ -73,14 +73,14 @@ class Handover:
         self._offload.move_back()
 
     def device_bytes(self) -> dict[str, int]:
-        """Tell what is allocated on the device once it has done all work, and the most so far."""
+        """Return what is allocated on the device once it has done all work, and the most so far."""
         return {
             "device_bytes": self._offload.device_bytes(),
             "peak_bytes": self._offload.peak_bytes(),
         }
 
     def nbytes(self) -> int:
-        """Tell how much room an image takes."""
+        """Return how much room an image takes."""
         return nbytes(self._state.tree())
 
     def reserve(self, bytes_: int) -> None:
@@ -112,7 +112,7 @@ class Handover:
             self._state.restore(tree, device_of, is_saved=is_saved)
 
     def read(self, path: Path) -> tuple[Tree, DeviceOf]:
-        """Give what the image holds, in memory of its own, and where its tensors belong."""
+        """Return what the image holds, in memory of its own, and where its tensors belong."""
         homes: dict[int, torch.device] = {}
 
         def copied(tensor: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _dense(tensor: Tensor) -> tuple[int, ...]:
-    """Give the strides it has without gaps: its own if it has none, so that copies are fast."""
+    """Return the strides it has without gaps: its own if it has none, so that copies are fast."""
     if tensor.is_contiguous():
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()
@@ -183,7 +183,7 @@ def _planned(meta: Meta, tree: Tree) -> tuple[ImageHeader, bytes, list[TensorSpe
 
 
 def nbytes(tree: Tree) -> int:
-    """Tell how many bytes to reserve for images of the tree."""
+    """Return how many bytes to reserve for images of the tree."""
     header, *_ = _planned({}, tree)
     return header.bytes_ + imagefile.PAGE_BYTES  # for what `meta` will hold
 
@@ -309,7 +309,7 @@ class _StashFile:
             first = last
 
     def copies(self, tensors: list[Tensor]) -> list[HostCopy]:
-        """Give where the bytes of the tensors are that were written last."""
+        """Return where the bytes of the tensors are that were written last."""
         base = self._memory.data_ptr()
         found = []
         for view, tensor in zip(self._views, tensors, strict=True):
@@ -318,7 +318,7 @@ class _StashFile:
         return found
 
     def unmap(self) -> None:
-        """Let go of the memory. The mapping itself ends with the last tensor that sees it."""
+        """Release the memory. The mapping itself ends with the last tensor that uses it."""
         for part, device in self._pins:
             unpin(part, device)
         self._pins, self._pinnable, self._touched_bytes = [], True, 0
@@ -450,12 +450,12 @@ class ImagePrefetch:
                     self._memory[path] = memory
 
     def memory(self, path: Path, bytes_: int) -> Tensor | None:
-        """Give an image's pinned memory, if it was there and has not grown since."""
+        """Return an image's pinned memory, if it was there and has not grown since."""
         memory = self._memory.get(path)
         return memory if memory is not None and memory.numel() >= bytes_ else None
 
     def close(self, device: torch.device) -> None:
-        """Let go; no copy may be under way."""
+        """Release all memory; no copy may be under way."""
         for memory in self._memory.values():
             unpin(memory, device)
         self._memory.clear()

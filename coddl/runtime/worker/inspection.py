@@ -6,7 +6,7 @@ A timed pass is a row of marks; what lies between two of them is one phase:
 
 On a GPU marks are events in its stream, read when it has come to them: nothing waits. So the time
 of a phase is what the GPU's work is late by because of it: a loader that keeps up costs nothing.
-Beside it is noted how long the host was at it: no pass is shorter, however few samples it has. That
+The host's time for it is recorded, too: no pass is shorter, however few samples it has. That
 is known of passes at whose begin the GPU had nothing left to do: in others the host may have waited
 for it, as a blocking copy of the next batch does.
 A few timed passes also mark when backward has completed each bucket of gradients, as other workers
@@ -33,7 +33,9 @@ PASSES: Final = 12  # that are timed, of the largest slice
 PASSES_MIN: Final = (
     3  # of others, as of the last batch of an epoch, and of a training that is short
 )
-EARLY_S: Final = 2.0  # of timed passes, after which the first of them are told: others wait for it
+EARLY_S: Final = (
+    2.0  # of timed passes, after which the first of them are reported: others wait for it
+)
 SCHEDULES: Final = 3  # passes in which gradients are watched
 SIZES_MAX: Final = 8
 BUCKETS_MAX: Final = 64
@@ -72,15 +74,15 @@ class PassClock:
         return GpuMark(event, time.monotonic())
 
     def host_s(self) -> float:
-        """Give the time of the host."""
+        """Return the time of the host."""
         return time.monotonic()
 
     def is_past(self, mark: Mark) -> bool:
-        """Tell whether the GPU has come there."""
+        """Return whether the GPU has come there."""
         return isinstance(mark, float) or mark.event.query()
 
     def seconds(self, begin: Mark, end: Mark) -> float:
-        """Give the time between two marks that are past."""
+        """Return the time between two marks that are past."""
         if isinstance(begin, float) or isinstance(end, float):
             assert isinstance(begin, float)
             assert isinstance(end, float)
@@ -88,7 +90,7 @@ class PassClock:
         return float(begin.event.elapsed_time(end.event)) * 1e-3
 
     def host_seconds(self, begin: Mark, end: Mark) -> float:
-        """Give the time that the host took from one mark to another, beside a GPU; else 0."""
+        """Return the host's time from one mark to another if there is a GPU; else 0."""
         if isinstance(begin, float) or isinstance(end, float):
             return 0.0
         return end.host_s - begin.host_s
@@ -111,12 +113,12 @@ class BucketWatch:
         ]
 
     def close(self) -> None:
-        """Let go of the parameters."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
 
     def begin_pass(self) -> "list[BucketMarks]":
-        """Give the list that the marks of this pass will be in, backward by backward."""
+        """Return the list that the marks of this pass will be in, backward by backward."""
         self._backwards, self._missing = [], []
         return self._backwards
 
@@ -158,7 +160,7 @@ class TimedPass:
         return self.ends[-1][1] if self.ends else self.begin
 
     def seconds(self, between: Callable[[Mark, Mark], float]) -> dict[Phase, float]:
-        """Give the time in each phase, by a clock's measure of the time between two marks."""
+        """Return the time in each phase, by a clock's measure of the time between two marks."""
         found: dict[Phase, float] = {}
         at = self.begin
         for phase, end in self.ends:
@@ -167,7 +169,7 @@ class TimedPass:
         return found
 
     def schedule(self, clock: PassClock) -> Schedule:
-        """Give the buckets in the order in which they are sent, and when each can be.
+        """Return the buckets in the order in which they are sent, and when each can be.
 
         They are sent in order, the last one of a backward when that has ended.
         """
@@ -190,7 +192,7 @@ class TimedPass:
 
 
 class PassSeconds(NamedTuple):
-    """The time in each phase of a pass, and the time that the host took for it beside a GPU."""
+    """The time in each phase of a pass, and the host's time for it if there is a GPU."""
 
     all: dict[Phase, float]
     host: dict[Phase, float] | None  # None: not known
@@ -199,8 +201,8 @@ class PassSeconds(NamedTuple):
 class PassInspector(BackwardObserver):
     """Times passes until it knows what they cost; then it costs nothing.
 
-    `observe` has it told of backwards, or nobody. `tell` is given what was learned: once for the
-    first size of slices, and again when another one has been measured; None: nothing is timed.
+    `observe` registers the observer of backwards, or none. `tell` receives the results: once for
+    the first size of slices, and again when another one has been measured; None: nothing is timed.
     Without `overlap`, gradients are sent after backward.
     """
 
@@ -293,7 +295,7 @@ class PassInspector(BackwardObserver):
         self._end(None)
 
     def finish(self) -> None:
-        """Tell what is known at the end of a training that was too short for more."""
+        """Report what is known at the end of a training that was too short for more."""
         self._end(None)
         self._let_go()
         self._timed = [each for each in self._timed if self._clock.is_past(each.end)]
@@ -327,7 +329,7 @@ class PassInspector(BackwardObserver):
                 self._let_go()
 
     def _is_slow(self, samples: int) -> bool:
-        """Tell whether few passes must do for now: the pool waits for them to let a job grow."""
+        """Return whether few passes must do for now: the pool waits for them to let a job grow."""
         if self._has_told or self._since_s is None or self._counts[samples] < PASSES_MIN:
             return False
         return self._clock.host_s() - self._since_s >= EARLY_S
@@ -375,7 +377,7 @@ class PassInspector(BackwardObserver):
         }
 
     def _schedule(self) -> Schedule:
-        """Give the buckets, with medians of when they were ready."""
+        """Return the buckets, with medians of when they were ready."""
         found = [each for timed in self._timed if (each := timed.schedule(self._clock))]
         alike = [each for each in found if len(each) == len(found[-1])]
         if not alike:
@@ -408,13 +410,13 @@ def _joined(neighbours: Schedule) -> Ready:
 
 
 def _usual(seconds: Sequence[float]) -> float:
-    """Give what a pass costs, where some may have none of it: updates after every other, say."""
+    """Return what a pass costs, where some may have none of it: updates after every other, say."""
     there = [each for each in seconds if each > 0.0]
     return median(there) * len(there) / len(seconds) if there else 0.0
 
 
 def _mean_wait(seconds: Sequence[float]) -> float:
-    """Give the mean, in which the longest wait counts as the next: one may be a stall."""
+    """Return the mean, in which the longest wait counts as the next: one may be a stall."""
     ordered = sorted(seconds)
     return fmean([*ordered[:-1], ordered[max(0, len(ordered) - 2)]]) if ordered else 0.0
 

@@ -33,7 +33,7 @@ class Slice:
 
     samples: int  # of the whole batch
     own: int  # here; 0 where a duplicate stands in
-    order: int = 0  # tells the batch from others
+    order: int = 0  # identifies the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Cut:
         return slices(samples, self.counts)[self.rank]
 
     def is_like(self, other: "Cut") -> bool:
-        """Tell whether this worker has the same part of a batch by both."""
+        """Return whether this worker has the same part of a batch by both."""
         return (self.rank, self.counts) == (other.rank, other.counts)
 
 
@@ -113,7 +113,7 @@ class ElasticLoader:
         return self._batches()
 
     def _untouched(self, stream: Iterator[Item]) -> Iterator[Item]:
-        """Give the batches of a script without a supervisor, as they are."""
+        """Yield the batches of a script without a supervisor, as they are."""
         peers = self._session.peers
         for batch in stream:
             self.at += 1
@@ -139,7 +139,7 @@ class ElasticLoader:
 
     @property
     def is_last(self) -> bool:
-        """Tell whether the round has no further batch, as far as its length is known."""
+        """Return whether the round has no further batch, as far as its length is known."""
         return self._length is not None and self.at >= self._length
 
     def begin(self) -> None:
@@ -155,7 +155,7 @@ class ElasticLoader:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether batches can be fetched."""
+        """Return whether batches can be fetched."""
         return self._order is not None or self._stream is not None
 
     def open(self, streams: Streams | None, *, keep: bool) -> None:
@@ -286,7 +286,7 @@ class ElasticLoader:
         return batches.cut(batch, part if part else range(1), count)
 
     def cut_of(self, number: int) -> Cut:
-        """Give the cut of a batch, by its number over all rounds."""
+        """Return the cut of a batch, by its number over all rounds."""
         return next(cut for cut in reversed(self._cuts) if cut.first <= number)
 
     def own(self, cut: Cut) -> None:
@@ -320,7 +320,7 @@ class ElasticLoader:
 
     @property
     def reads_ahead(self) -> bool:
-        """Tell whether processes could load what comes after the next update meanwhile."""
+        """Return whether processes could load what comes after the next update meanwhile."""
         is_within = self._length is None or self.at + self.stride < self._length
         is_loading = self._order is not None and self._loader.num_workers > 0
         return is_loading and self.stride > 0 and is_within and not self._is_cut_late
@@ -371,7 +371,7 @@ class ElasticLoader:
     # -- state
 
     def progress(self) -> dict[str, Any]:
-        """Give where the loader stands."""
+        """Return where the loader stands."""
         about = {"rounds": self.rounds, "at": self.at, "total": self.total, "stride": self.stride}
         dataset = stateful(self._loader) if self._stream is not None else None
         state = None if dataset is None else dataset.state_dict()
@@ -391,7 +391,7 @@ class ElasticLoader:
         self._length = _length(self._loader)
 
     def takes_up(self) -> bool:
-        """Tell, once, whether the round to begin is one that others have begun."""
+        """Return, once, whether the round to begin is one that others have begun."""
         resumes, self._resumes = self._resumes, False
         return resumes
 
@@ -422,12 +422,12 @@ class EvalLoader:
 
 
 def is_cut_late(loader: "DataLoader[Any]") -> bool:
-    """Tell whether the dataset makes batches, or samples in a stream: no index finds a sample."""
+    """Return whether the dataset makes batches, or samples in a stream: no index finds a sample."""
     return isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
 
 
 def stateful(loader: "DataLoader[Any]") -> Any:
-    """Give a loader's dataset if it is a stream that tells where it stands; None otherwise.
+    """Return a loader's dataset if it is a stream with a position of its own; None otherwise.
 
     With loader processes it is their copies that are read, and the script's own does not move.
     """

@@ -63,7 +63,7 @@ class LoaderRounds:
         loader.open(loader.streams, keep=True)
 
     def _first_batch(self, loader: ElasticLoader) -> Item:
-        """Give a round's first batch: its order is the main worker's, by whose streams it is."""
+        """Return a round's first batch: its order is the main worker's, by whose streams it is."""
         session = self._session
         loader.is_fresh = False
         if not session.is_main:
@@ -129,11 +129,11 @@ class LoaderRounds:
 
     @property
     def reads_ahead(self) -> bool:
-        """Tell whether loader processes can load, in the next pass, for the next group."""
+        """Return whether loader processes can load, in the next pass, for the next group."""
         return any(loader.reads_ahead for loader in self._session.loaders)
 
     def announced(self) -> Tree:
-        """Tell workers that will join where the training is."""
+        """Send workers that will join the position of the training."""
         loaders = [loader.progress() for loader in self._session.loaders]
         return {"epoch": self._session.progress.epoch, "loaders": loaders}
 
@@ -169,7 +169,7 @@ class LoaderRounds:
         return peers.together(share, alone=lambda: None, missed=missed)
 
     def next_batch(self, loader: ElasticLoader) -> Item:
-        """Give a loader's next batch; if it is the one that begins passes, end the one before."""
+        """Return a loader's next batch; if it is the one that begins passes, end the one before."""
         session = self._session
         if session.rehearses:
             return self._rehearsed(loader)
@@ -239,7 +239,7 @@ class LoaderRounds:
         loader.end()
 
     def _accompany(self, groups: Groups, found: Sequence[PeerRow], flags: int) -> None:
-        """Take part in what others do in the next pass: they hear now that it does not count.
+        """Take part in what others do in the next pass: they learn now that it does not count.
 
         At its end they take the state that this worker has left its loop with.
         """
@@ -252,7 +252,7 @@ class LoaderRounds:
             session.peers.gathered(groups, found, None)
 
     def leave(self, loader: ElasticLoader) -> None:
-        """Take note that the script has left its loop early; the others hear of it later."""
+        """Take note that the script has left its loop early; the others learn of it later."""
         session = self._session
         if loader is self._primary and not session.rehearses and not session.has_ended:
             self.left_early = loader

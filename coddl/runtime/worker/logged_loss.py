@@ -29,7 +29,7 @@ class LoggedLoss:
         self._count += 1
 
     def take(self) -> Message | None:
-        """Give the mean since the last time, and begin anew; None if there is none."""
+        """Return the mean since the last time, and begin anew; None if there is none."""
         total, steps, count = self._sum, self._steps, self._count
         self._sum, self._steps, self._count = 0.0, 0, 0
         if not count or not abs(mean := number_of(total) / count) <= LARGEST:

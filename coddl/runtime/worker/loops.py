@@ -11,7 +11,7 @@ OPEN: Final = range(1 << 62)  # numbers without an end
 
 
 def epochs(session: TrainingSession, told: range | None) -> Iterator[int]:
-    """Give the epochs that are left for this worker; a joiner's first one is the job's current.
+    """Yield the epochs that are left for this worker; a joiner's first one is the job's current.
 
     None told: they have no end.
     """
@@ -37,7 +37,7 @@ def epochs(session: TrainingSession, told: range | None) -> Iterator[int]:
 
 
 def steps(session: TrainingSession, told: range | None) -> Iterator[int]:
-    """Give the steps that are left, for scripts that make their batches themselves.
+    """Yield the steps that are left, for scripts that make their batches themselves.
 
     None told: they have no end.
     """

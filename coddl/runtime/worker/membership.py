@@ -49,7 +49,7 @@ class MemberSession(Protocol):
 
     @property
     def is_mid_pass(self) -> bool:
-        """Tell whether another worker could not take this one's state and go on from there."""
+        """Return whether another worker could not take this one's state and go on from there."""
 
     def abandon(self) -> None:
         """Give up what is under way, if the next group can't go on with it."""
@@ -64,14 +64,14 @@ class MemberSession(Protocol):
         """Take over a rank's part of the batches that no worker has been handed; exchange there."""
 
     def signature(self) -> int:
-        """Tell layouts of parameters apart."""
+        """Return a signature of the parameters' layout."""
 
 
 class ReadAheadLoader(Protocol):
     """Loads batches, also ahead of a change of the group."""
 
     def announced(self) -> Tree:
-        """Tell workers that will join where the training is."""
+        """Send workers that will join the position of the training."""
 
     def expect(self, rank: int, counts: Sequence[int]) -> None:
         """Load what comes after the next update for a rank of the next group."""
@@ -118,7 +118,7 @@ class Membership:
 
     @property
     def is_main(self) -> bool:
-        """Tell whether this is the oldest worker; alone, always."""
+        """Return whether this is the oldest worker; alone, always."""
         return self._rank == 0 if self._started else os.environ.get("CODDL_MAIN") == "1"
 
     @property
@@ -128,7 +128,7 @@ class Membership:
 
     @property
     def is_due(self) -> bool:
-        """Tell whether this worker is ready to change after the iteration under way."""
+        """Return whether this worker is ready to change after the iteration under way."""
         return self._link is not None and (
             self._next is not None or self._link.due(self._work.step)
         )
@@ -227,7 +227,7 @@ class Membership:
         self._enter(link, *committed)
 
     def _reads_ahead(self, link: SupervisorLink, generation: Generation, groups: Groups) -> bool:
-        """Have data read ahead for a generation; tell whether it is entered an update later."""
+        """Read data ahead for a generation; return whether it is entered an update later."""
         if (loader := self._loader) is None:
             return False
         announced = loader.announced() if self.lingers else None
@@ -366,7 +366,7 @@ class Membership:
         self.failed = True  # a regroup follows
 
     def _is_kept(self, link: SupervisorLink, generation: int) -> bool:
-        """Write the last image, and wait to hear what became of it."""
+        """Write the last image, and wait for the supervisor's answer about it."""
         self._try(
             link,
             lambda: self._write_image(link, generation=generation),
@@ -389,7 +389,7 @@ class Membership:
         raise WorkerExit(0)
 
     def _drop_groups(self, link: SupervisorLink) -> None:
-        """Let go of the group that all have left; NCCL's holds memory of the GPU."""
+        """Close the group that all have left; NCCL's holds GPU memory."""
         with link.changed:
             self.groups.close()
             self.groups = link.groups = Groups()

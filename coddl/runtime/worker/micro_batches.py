@@ -48,7 +48,7 @@ class MicroBatches:
 
     @property
     def is_partial(self) -> bool:
-        """Tell whether more passes of this slice follow."""
+        """Return whether more passes of this slice follow."""
         return bool(self._waiting)
 
     def gate(self, call: Callable[[], Any]) -> Any:
@@ -72,7 +72,7 @@ class MicroBatches:
         return self._begin()
 
     def take(self) -> Any:
-        """Give the next part of the slice."""
+        """Return the next part of the slice."""
         self._is_first = False
         return self._begin()
 

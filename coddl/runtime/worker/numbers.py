@@ -4,5 +4,5 @@ from torch import Tensor
 
 
 def number_of(value: float | Tensor) -> float:
-    """Give a number, or a tensor of one element, as a float; waits for the GPU."""
+    """Return a number, or a tensor of one element, as a float; waits for the GPU."""
     return float(value.detach()) if isinstance(value, Tensor) else float(value)

@@ -2,7 +2,7 @@
 
 What is emptied and filled again is the storage under a tensor. So views, tied weights, parameter
 groups, and what torch.compile has noted of parameters stay valid. On a GPU all tensors that Python
-knows are moved, the job's own and those that the script has besides; on a CPU those of the job.
+knows are moved, the job's own and all others of the script; on a CPU those of the job.
 """
 
 import gc
@@ -97,12 +97,12 @@ class Offload:
         self._moved = []
 
     def device_bytes(self) -> int:
-        """Wait for the device; tell how much of its memory this process has allocated there."""
+        """Wait for the device; return how much of its memory this process has allocated."""
         self._synchronize()
         return torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
 
     def peak_bytes(self) -> int:
-        """Tell the most that was allocated, as far as this was asked before torch counts anew."""
+        """Return the most that was allocated, as far as this was asked before torch counts anew."""
         if self._device.type == "cuda":
             self._peak_bytes = max(self._peak_bytes, torch.cuda.max_memory_reserved(self._device))
         return self._peak_bytes
@@ -128,7 +128,7 @@ class Offload:
             torch.cuda.synchronize(self._device)
 
     def _emptied(self) -> int:
-        """Give freed memory back to the device; tell how much is still allocated there."""
+        """Give freed memory back to the device; return how much is still allocated there."""
         if self._device.type != "cuda":
             return 0
         torch._C._cuda_clearCublasWorkspaces()
@@ -137,7 +137,7 @@ class Offload:
 
 
 def kept_on_device(what: str, bytes_: int) -> TrainingError:
-    """Tell what follows from memory that stays allocated when all tensors have moved out."""
+    """Return what follows from memory that stays allocated when all tensors have moved out."""
     return TrainingError(
         what,
         f"{bytes_ >> 20} MiB stay allocated on the GPU that belong to no tensor: CUDA graphs, or "
@@ -166,7 +166,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _covers(copy: HostCopy) -> bool:
-    """Tell whether a tensor is all of its storage, so that its copy is one of the storage."""
+    """Return whether a tensor is all of its storage, so that its copy is one of the storage."""
     tensor = copy.tensor
     if tensor.is_conj() or tensor.is_neg():
         return False
@@ -175,7 +175,7 @@ def _covers(copy: HostCopy) -> bool:
 
 
 def _storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, torch.UntypedStorage]:
-    """Give the storages of tensors on a device that can be emptied, each once, by address."""
+    """Return the storages of tensors on a device that can be emptied, each once, by address."""
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         if tensor.device.type != device.type or tensor.layout is not torch.strided:
@@ -191,7 +191,7 @@ def _storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, torc
 
 
 def _all_tensors() -> Iterator[Tensor]:
-    """Give every tensor that Python knows."""
+    """Yield every tensor that Python knows."""
     for each in gc.get_objects():
         if issubclass(type(each), Tensor):  # isinstance would ask objects that pretend
             yield each

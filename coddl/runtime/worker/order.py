@@ -50,7 +50,7 @@ class BatchOrder:
                 pass
 
     def take(self) -> Indices:
-        """Give the next batch; raises StopIteration at the end."""
+        """Return the next batch; raises StopIteration at the end."""
         if not self._ahead:
             if self._streams is None:
                 if self._on_draw is not None:
@@ -64,7 +64,7 @@ class BatchOrder:
         return self._ahead.popleft()
 
     def take_some(self, count: int) -> list[Indices]:
-        """Give that many batches, or what is left."""
+        """Return that many batches, or what is left."""
         taken: list[Indices] = []
         with suppress(StopIteration):
             while len(taken) < count:
@@ -77,7 +77,7 @@ class BatchOrder:
 
 
 def fingerprint(batch: Indices) -> int:
-    """Tell batches apart."""
+    """Return a number that identifies a batch."""
     try:
         return zlib.crc32(array("q", batch).tobytes())
     except TypeError:  # indices may be anything

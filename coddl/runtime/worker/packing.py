@@ -11,7 +11,7 @@ from coddl.runtime.worker.image import Tree, flatten, unflatten
 
 
 def packed(tree: Tree) -> bytes:
-    """Give a tree as bytes."""
+    """Return a tree as bytes."""
     skeleton, tensors = flatten(tree)
     about = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
     head = json.dumps([skeleton, about]).encode()

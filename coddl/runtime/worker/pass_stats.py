@@ -52,7 +52,7 @@ class PassStats:
         self._sums["gpu"] = self._sums.get("gpu", 0.0) + seconds
 
     def passed(self, nodes: int) -> None:
-        """Count a pass of so many virtual nodes."""
+        """Count a pass of `nodes` virtual nodes."""
         self._nodes += nodes
 
     def iterated(self, step: int, samples: int, epoch: int = 0) -> None:
@@ -119,7 +119,7 @@ class GpuClock:
             self._now.append(event)
 
     def seconds_before(self) -> float | None:
-        """Give the time between the marks of the pass before, if the GPU has come to their end."""
+        """Return the time between the marks of the last pass, if the GPU has come to their end."""
         if len(self._before) != 2 or not self._before[1].query():
             return None
         return float(self._before[0].elapsed_time(self._before[1])) * 1e-3

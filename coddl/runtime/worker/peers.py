@@ -117,7 +117,7 @@ class Peers:
 
     @property
     def has_missed_norm(self) -> bool:
-        """Tell whether what a peer was ahead by is a sum that it has handed over."""
+        """Return whether what a peer was ahead by is a sum that it has handed over."""
         assert self.missed is not None
         return bool(self.missed["progress"]["norms"] > self._progress.norms)
 
@@ -131,7 +131,7 @@ class Peers:
         return PeerRow(kind, at.collective, at.step, at.epoch, **fields)  # type: ignore[arg-type]
 
     def begin_compare(self, row: PeerRow) -> PendingRow | None:
-        """Begin to tell the others a row; None where the group does not let it."""
+        """Begin to send the others a row; None where the group does not permit it."""
         row = self.flagged(row)
         talk = self._membership.groups.talk
         if talk is None or self._membership.failed:
@@ -164,7 +164,7 @@ class Peers:
             row = replace(row, exchange=self._progress.collective)
 
     def is_called(self, groups: Groups) -> bool:
-        """Tell whether another worker does something else, and waits for the rows of all."""
+        """Return whether another worker does something else, and waits for the rows of all."""
         return groups.talk is not None and rows.is_called(groups.talk, self._progress.collective)
 
     def end_compare(
@@ -223,7 +223,7 @@ class Peers:
     def gathered(
         self, groups: Groups, found: Sequence[PeerRow], mine: Tensor | None
     ) -> list[Tensor]:
-        """Give the tensors of those that gather; a worker that has left its loop has none."""
+        """Return the tensors of those that gather; a worker that has left its loop has none."""
         talk = groups.talk
         assert talk is not None
         ranks = [rank for rank, row in enumerate(found) if row.kind == "gather"]

@@ -198,7 +198,7 @@ def _is_trained(thing: Any) -> bool:
 
 
 def _is_average(thing: nn.Module) -> bool:
-    """Tell a model that is trained from one that follows it."""
+    """Return whether a model is an average of another one, and not trained itself."""
     return isinstance(thing, torch.optim.swa_utils.AveragedModel)
 
 
@@ -312,7 +312,7 @@ def state(**values: Any) -> Values:
 
 
 def is_main() -> bool:
-    """Tell whether this is the worker that should print and save: the oldest one."""
+    """Return whether this is the worker that should print and save: the oldest one."""
     if _session is None:
         return True
     return _session.is_main and not getattr(_session, "rehearses", False)

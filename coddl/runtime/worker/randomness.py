@@ -15,7 +15,7 @@ Streams = dict[str, Any]  # a tree of tensors and plain values, as `image` keeps
 
 
 def capture(generator: torch.Generator | None = None) -> Streams:
-    """Give the state of the streams that data loading draws from."""
+    """Return the state of the streams that data loading draws from."""
     streams: Streams = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if (numpy := sys.modules.get("numpy")) is not None:
         kind, keys, at, has_gauss, gauss = numpy.random.get_state()
@@ -26,7 +26,7 @@ def capture(generator: torch.Generator | None = None) -> Streams:
 
 
 def capture_all() -> Streams:
-    """Give the state of all streams of this process, the GPU's as well."""
+    """Return the state of all streams of this process, the GPU's as well."""
     streams = capture()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         streams["cuda"] = torch.cuda.get_rng_state()
@@ -67,7 +67,7 @@ def borrowed(streams: Streams, generator: torch.Generator | None) -> Iterator[No
 
 
 def own_generator(*, moves: bool) -> torch.Generator:
-    """Give a generator seeded from this process's stream, which moves on by that or does not."""
+    """Return a generator seeded from this process's stream, which moves on by that or does not."""
     before = torch.get_rng_state()
     seed = int(torch.empty((), dtype=torch.int64).random_())
     if not moves:

@@ -88,7 +88,7 @@ class Rehearsal:
 
 
 def mark_dynamic(batch: Batch) -> None:
-    """Tell torch.compile, if it is used, that the number of samples will change."""
+    """Announce to torch.compile, if it is used, that the number of samples will change."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None or not dynamo.utils.counters.get("frames"):
         return

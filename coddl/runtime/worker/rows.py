@@ -1,4 +1,4 @@
-"""What workers tell each other at every exchange: a row of numbers each, compared by all.
+"""What workers send each other at every exchange: a row of numbers each, compared by all.
 
 Everything that workers do together begins with these rows. So a worker that does something else
 than its peers is found out before a wrong update is made, and all know what each was doing.
@@ -61,8 +61,8 @@ class PeerRow:
     step: int
     epoch: int
     layout: int = 0  # of the parameters; of a SyncBatchNorm, how many numbers it adds up
-    rates: int = 0  # tells learning rates apart; its lower half is the first of them
-    order: int = 0  # tells batches apart
+    rates: int = 0  # identifies the learning rates; its lower half is the first of them
+    order: int = 0  # identifies the batch
     applied: int = 0  # updates that were made
     weight: float = 0.0
     value: float = 0.0
@@ -72,14 +72,14 @@ class PeerRow:
     buckets: frozenset[int] = field(default_factory=frozenset)
 
     def words(self) -> list[int]:
-        """Give it as whole numbers."""
+        """Return it as whole numbers."""
         used = [0] * (WORDS - _FIRST_WORD)
         for bucket in self.buckets:
             used[bucket // _BITS] |= 1 << bucket % _BITS
         return [*self._about(), *used]
 
     def packed(self) -> bytearray:
-        """Give it as bytes, without its buckets."""
+        """Return it as bytes, without its buckets."""
         return bytearray(_PACKED.pack(*self._about()))
 
     def _about(self) -> list[int]:
@@ -126,12 +126,12 @@ def _float(bits: int) -> float:
 
 
 def rate_bits(rate: float) -> int:
-    """Give a learning rate as 32 bits."""
+    """Return a learning rate as 32 bits."""
     return int(struct.unpack("<I", struct.pack("<f", rate))[0])
 
 
 def first_rate(rates: int) -> float:
-    """Give the learning rate in the lower half of `PeerRow.rates`."""
+    """Return the learning rate in the lower half of `PeerRow.rates`."""
     return float(struct.unpack("<f", struct.pack("<I", rates & 0xFFFF_FFFF))[0])
 
 
@@ -144,7 +144,7 @@ def begin_gather(group: Group, row: PeerRow) -> tuple[Tensor, Work]:
 def end_gather(
     group: Group, row: PeerRow, everybody: Tensor, work: Work, *, calls: bool
 ) -> list[PeerRow]:
-    """Give the rows of all, by rank; raises GroupError."""
+    """Return the rows of all, by rank; raises GroupError."""
     with _calling(group, row.exchange) as call:
         group.finish(work, unless=call if calls else lambda: False)
     found = everybody.view(group.world, WORDS).tolist()
@@ -152,7 +152,7 @@ def end_gather(
 
 
 def is_called(group: Group, exchange: int) -> bool:
-    """Tell whether a worker waits for the rows of an exchange; raises GroupError."""
+    """Return whether a worker waits for the rows of an exchange; raises GroupError."""
     return group.has(_note(exchange))
 
 

@@ -10,7 +10,7 @@ KINDS = (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau)
 
 
 def schedulers_of(optimizer: Optimizer) -> list[Scheduler]:
-    """Give the schedulers that refer to an optimizer, parts of composite ones left out.
+    """Return the schedulers that refer to an optimizer, parts of composite ones left out.
 
     The order is the same in every worker: by their types and states.
     """

@@ -128,12 +128,12 @@ class TrainingSession:
 
     @property
     def is_main(self) -> bool:
-        """Tell whether this is the oldest worker; alone, always."""
+        """Return whether this is the oldest worker; alone, always."""
         return self._membership.is_main
 
     @property
     def place(self) -> tuple[int, int]:
-        """Give the rank and the number of workers."""
+        """Return the rank and the number of workers."""
         return self._cut.rank, self._membership.size
 
     @property
@@ -142,7 +142,7 @@ class TrainingSession:
         return self.progress.step
 
     def parameters(self) -> list[Tensor]:
-        """Give what is trained now: it may be frozen and unfrozen as the training goes."""
+        """Return what is trained now: it may be frozen and unfrozen as the training goes."""
         count = sum(len(g["params"]) for o in self._optimizers for g in o.param_groups)
         if count != self._optimized:  # the script may have added some
             self._optimized, self._all = count, self.state.parameters()
@@ -153,22 +153,22 @@ class TrainingSession:
 
     @property
     def is_untouched(self) -> bool:
-        """Tell whether nothing can ever happen to this training: it runs as the plain script."""
+        """Return whether nothing can ever happen to this training: it runs as the plain script."""
         return self._link is None and self.exchange.micro_batches is None
 
     @property
     def is_led(self) -> bool:
-        """Tell whether a supervisor may change the number of workers."""
+        """Return whether a supervisor may change the number of workers."""
         return self._link is not None
 
     @property
     def is_alone(self) -> bool:
-        """Tell whether there are no other workers."""
+        """Return whether there are no other workers."""
         return self._membership.size == 1
 
     @property
     def rehearses(self) -> bool:
-        """Tell whether what the script computes is thrown away."""
+        """Return whether what the script computes is thrown away."""
         return self.rehearsal.is_running
 
     def track(self, **things: Any) -> None:
@@ -206,7 +206,7 @@ class TrainingSession:
             self._link.tell("ended", step=self.step, complete=is_complete)
 
     def stop(self) -> None:
-        """End the training on all workers; the others hear of it in the next exchange."""
+        """End the training on all workers; the others learn of it in the next exchange."""
         self.peers.stop_asked = True
         self.peers.stopping |= self._membership.size == 1
 
@@ -267,14 +267,14 @@ class TrainingSession:
                 self._membership.change(agreed=self._agrees_to_change())
 
     def _updates_by_hand(self) -> bool:
-        """Tell whether the script changes its weights itself: then every pass may be an update."""
+        """Return whether the script changes weights itself: then every pass may be an update."""
         at = self.progress
         if not (at.updates or at.by_hand) and at.step % BY_HAND_EVERY == 0:
             at.by_hand = self.guard.has_moved()
         return at.by_hand
 
     def _agrees_to_change(self) -> bool:
-        """Tell whether all workers change the group now: all voted for it, and all came here."""
+        """Return whether all workers change the group now: all voted for it, and all came here."""
         self._membership.lingers = mine = self.rounds.reads_ahead
         if self._membership.size == 1:
             return self._membership.is_due
@@ -423,7 +423,7 @@ class TrainingSession:
         return signature_of(self.state.parameters())
 
     def progress_held(self) -> Tree:
-        """Give where the training stands, as part of its state."""
+        """Return where the training stands, as part of its state."""
         return {
             **asdict(self.progress),
             "loaders": [loader.progress() for loader in self.loaders],
@@ -445,7 +445,7 @@ class TrainingSession:
         self.guard.take(held["rates"], is_saved=is_saved)
 
     def pending(self) -> list[Tensor]:
-        """Give the parameters whose gradients wait for a later update of their optimizer."""
+        """Return the parameters whose gradients wait for a later update of their optimizer."""
         waiting = [o for o in self._optimizers if id(o) not in self._updates]
         return [p for o in waiting for p in parameters_of(o) if p.grad is not None]
 

@@ -21,13 +21,13 @@ class SupportsResume(Protocol):
     """What the state needs of its session."""
 
     def progress_held(self) -> Tree:
-        """Give where the training stands."""
+        """Return where the training stands."""
 
     def resume(self, held: Tree, *, is_saved: bool) -> None:
         """Stand there; `is_saved`: a job goes on that had ended."""
 
     def pending(self) -> list[Tensor]:
-        """Give the parameters whose gradients wait for a later update."""
+        """Return the parameters whose gradients wait for a later update."""
 
     def catch_up(self, held: Tree) -> None:
         """Have made as many updates; stay where it is otherwise."""
@@ -53,25 +53,25 @@ class TrainingState:
         self._unclaimed: dict[str, Tree] = {}
 
     def parameters(self) -> list[Tensor]:
-        """Give all parameters of the models and optimizers, in order, frozen ones as well."""
+        """Return all parameters of the models and optimizers, in order, frozen ones as well."""
         owned: dict[int, Tensor] = {id(p): p for model in self._models for p in model.parameters()}
         # Parameters may live outside the models: a learned temperature, say.
         owned |= {id(p): p for optimizer in self._optimizers for p in parameters_of(optimizer)}
         return list(owned.values())
 
     def buffers(self) -> list[Tensor]:
-        """Give the models' buffers, each once."""
+        """Return the models' buffers, each once."""
         return list({id(b): b for model in self._models for b in model.buffers()}.values())
 
     def on_device(self) -> list[Tensor]:
-        """Give the tensors that the training keeps on its device, as they are."""
+        """Return the tensors that the training keeps on its device, as they are."""
         parameters = self.parameters()
         gradients = [p.grad for p in parameters if p.grad is not None]
         held = flatten([list(optimizer.state.values()) for optimizer in self._optimizers])[1]
         return [*parameters, *self.buffers(), *gradients, *held]
 
     def about(self) -> Message:
-        """Say where the training is kept, and how much a joiner is sent of it."""
+        """Return where the training is kept, and how much a joiner is sent of it."""
         parameters, device = self.parameters(), torch.device("cpu")
         if parameters:
             device = parameters[0].device
@@ -84,9 +84,9 @@ class TrainingState:
         }
 
     def training(self, *facts: object) -> str:
-        """Tell trainings apart by their modules, parameters, optimizers, and facts of their own.
+        """Return a signature of the training: modules, parameters, optimizers, and its own facts.
 
-        Those that tell the same take the same time on the same GPU.
+        Trainings with the same signature take the same time on the same GPU.
         """
         modules = [type(module).__name__ for model in self._models for module in model.modules()]
         optimizers = [type(optimizer).__name__ for optimizer in self._optimizers]
@@ -95,7 +95,7 @@ class TrainingState:
         return hashlib.sha256(told).hexdigest()[:16]
 
     def tree(self) -> Tree:
-        """Give everything as tensors and plain values; nothing is copied."""
+        """Return everything as tensors and plain values; nothing is copied."""
         return {
             "parameters": [p.detach() for p in self.parameters()],
             "trains": [p.requires_grad for p in self.parameters()],
@@ -142,7 +142,7 @@ class TrainingState:
             optimizer.state.clear()
 
     def _gradients(self) -> list[list[Any]]:
-        """Give the gradients that wait for a later update, with the numbers of parameters."""
+        """Return the gradients that wait for a later update, with the numbers of parameters."""
         pending = {id(p) for p in self._trained.pending()}
         numbered = enumerate(self.parameters()) if pending else ()
         return [
@@ -150,7 +150,7 @@ class TrainingState:
         ]
 
     def _groups(self) -> list[list[list[int]]]:
-        """Give the groups of each optimizer, as numbers of parameters."""
+        """Return the groups of each optimizer, as numbers of parameters."""
         numbers = {id(p): number for number, p in enumerate(self.parameters())}
         return [
             [[numbers[id(p)] for p in group["params"]] for group in optimizer.param_groups]
@@ -193,7 +193,7 @@ class TrainingState:
 
 
 def parameters_of(optimizer: Optimizer) -> Iterable[Tensor]:
-    """Give the parameters of all groups, in order."""
+    """Return the parameters of all groups, in order."""
     return (p for group in optimizer.param_groups for p in group["params"])
 
 
@@ -256,7 +256,7 @@ def kept(value: Tree, device_of: DeviceOf) -> Tree:
 
 
 def mapped(value: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
-    """Give a tree with other tensors."""
+    """Return a tree with other tensors."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):

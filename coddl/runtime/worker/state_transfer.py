@@ -76,7 +76,7 @@ def _send(
 
 
 def _told(group: Group, mine: Path | None) -> list[Path]:
-    """Tell the members of the group where this rank's file lies; return where theirs do."""
+    """Exchange file paths with the members of the group; return theirs."""
     data = bytearray(b"" if mine is None else str(mine).encode()).ljust(PATH_BYTES, b"\0")
     told = torch.empty(group.world * PATH_BYTES, dtype=torch.uint8)
     group.finish(group.all_gather(told, _tensor(data)))

@@ -73,7 +73,7 @@ class Groups:
 
 
 def reject(link: "SupervisorLink", error: TrainingError) -> NoReturn:
-    """Tell the supervisor what is wrong with the script, and end without a traceback."""
+    """Report a script's error to the supervisor, and exit without a traceback."""
     link.tell("rejected", **error.parts())
     raise SystemExit(2) from error
 
@@ -132,7 +132,7 @@ class SupervisorLink:
         self.tell("metrics", values=known, loss=loss)
 
     def due(self, step: int) -> bool:
-        """Tell whether the commit lies here, for a group that is built, and this step may be it."""
+        """Return whether a commit is here, its group is built, and this step may be the one."""
         with self.changed:
             return (
                 self.commit is not None
@@ -189,7 +189,7 @@ class SupervisorLink:
             case "leave":
                 self.leave = message["generation"]
             case "unpark":
-                self.unpark, self.turn_end = True, None  # it is told again what still counts
+                self.unpark, self.turn_end = True, None  # what still counts is sent again
             case "end turn":
                 self.turn_end, self.turn_begin = bool(message["resident"]), False
             case "begin turn":
@@ -222,7 +222,7 @@ class SupervisorLink:
             self.commit = None
 
     def _build(self, generation: Generation) -> None:
-        """Build the groups of a generation beside those in use; for a thread."""
+        """Build the groups of a generation next to those in use; runs in a thread."""
         started = time.monotonic()
         try:
             if generation is self.regroup and self.groups.train is not None:

@@ -65,7 +65,7 @@ class SyncNorm:
         return result
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Give mean and variance of each channel over the global batch, and of how many values."""
+        """Return mean and variance per channel over the global batch, and the number of values."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         moments = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)
         variance, mean = torch.stack(moments).cpu().double()
@@ -104,7 +104,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Give dx = w/σ · (dy - Σdy/N - x̂·Σ(dy·x̂)/N), with sums over all N values of a channel.
+        """Return dx = w/σ · (dy - Σdy/N - x̂·Σ(dy·x̂)/N), with sums over all N values of a channel.
 
         (Ioffe and Szegedy, ICML '15.) The first term is that of fixed statistics.
         """
@@ -124,7 +124,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _saved(x: Tensor, mean: Tensor, by: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Give the statistics as a forward saves them: some kernels on a GPU read these alone."""
+    """Return the statistics as a forward saves them: some kernels on a GPU read these alone."""
     if not x.is_cuda:
         return None, None
     wide = torch.promote_types(x.dtype, torch.float32)

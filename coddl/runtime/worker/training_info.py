@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def about(session: "TrainingSession", guard: Guard) -> Message:
-    """Describe a training: how its batch is cut, how long it is, and what tells it from others."""
+    """Describe a training: how its batch is cut, how long it is, and what identifies it."""
     settings, parameters = session.settings, session.parameters()
     datasets = [loader.dataset for loader in session.loaders]
     sizes = [p.numel() * p.element_size() for p in parameters]

@@ -31,7 +31,7 @@ class WorkerTurns:
         step: Callable[[], int],
         leave: Callable[[], NoReturn],
     ) -> None:
-        """`step` tells how many iterations were made; `leave` ends this worker."""
+        """`step` returns how many iterations were made; `leave` ends this worker."""
         self._link = link
         self._handover = handover
         self._pass_stats = pass_stats
@@ -57,7 +57,7 @@ class WorkerTurns:
                 ended = ended or self._begin()
 
     def _await_begin(self) -> Message | None:
-        """Wait for its turn; if told to end it once more, give what comes of that."""
+        """Wait for its turn; if ordered to end it once more, return the report of that."""
         link = self._link
         with link.changed:
             link.changed.wait_for(lambda: link.turn_begin or link.turn_end is not None or link.stop)
@@ -67,7 +67,7 @@ class WorkerTurns:
         return self._end() if is_told_again else None
 
     def _end(self) -> Message:
-        """Move out, if it is to; give what is told of it."""
+        """Move out of the device if requested; return the report about it."""
         link, handover, start_s = self._link, self._handover, time.monotonic()
         with link.changed:
             resident, link.turn_end = link.turn_end is not False, None
@@ -89,7 +89,7 @@ class WorkerTurns:
             self._link.tell("problem", **problem.parts())
 
     def _begin(self) -> Message | None:
-        """Fill the device again, if it was emptied; if there is no room, give what is told then."""
+        """Move back to the device if it was emptied; return a report only if there is no room."""
         link, start_s = self._link, time.monotonic()
         if self._image is not None:
             try:
@@ -105,7 +105,7 @@ class WorkerTurns:
         return None
 
     def _about_end(self, start_s: float, *, crowded: bool = False) -> Message:
-        """Give what is told of a turn that has ended; `crowded`: as there was no room for it."""
+        """Return the report of a turn that has ended; `crowded`: because there was no room."""
         return {
             "resident": self._image is None,
             "image": self._image,

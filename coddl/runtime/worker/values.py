@@ -35,7 +35,7 @@ class Values:
             setattr(self, name, self._early.pop(name, value))
 
     def held(self) -> dict[str, Any]:
-        """Give all there are."""
+        """Return all there are."""
         return {**self._early, **self._kept}
 
     def take(self, values: dict[str, Any]) -> None:

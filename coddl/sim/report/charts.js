@@ -152,7 +152,7 @@ function explore({ svg, area }, show, hide) {
   });
 }
 
-// Shows [heading, [run or null, name, value], ...] beside a point of the screen; null: nothing.
+// Shows [heading, [run or null, name, value], ...] next to a point of the screen; null: nothing.
 function tip(content, x, y) {
   const box = byId("tip");
   box.hidden = !content;

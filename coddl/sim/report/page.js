@@ -169,7 +169,7 @@ function controls() {
   look(shown);
 }
 
-// ---- who holds how many GPUs ----
+// ---- GPUs held by each job ----
 
 const ROWS = 60; // that fit on a screen
 const SIZES = ["1", "2", "3–4", "5–8", "9–16", "17–32", "33+"]; // GPUs that share a colour

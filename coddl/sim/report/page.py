@@ -180,7 +180,7 @@ def _plots(run: Run, held: GpuChanges | None, window_s: tuple[float, float], run
 
 
 def _node_changes(nodes: NodesHeld, start_s: float) -> Json:
-    """The reasons of the last changes of the number of nodes; what is told of one is short."""
+    """The reasons of the last changes of the number of nodes; each is short."""
     changes = nodes.changes[-NODE_CHANGES:]
     return {
         "time_s": [round(change.time_s - start_s, 3) for change in changes],

@@ -13,7 +13,7 @@ from coddl.sim.world import FAIL, FINISH, SHARE, SWAP, WAKE_UP
 
 POINTS: Final = 1000  # of a line over time
 QUANTILES: Final = 500  # of a distribution
-WINDOW_JOBS: Final = 30  # whose shares can be told apart by eye
+WINDOW_JOBS: Final = 30  # whose shares can be distinguished by eye
 SHIPPED_JOBS: Final = 2000  # of a timeline
 
 

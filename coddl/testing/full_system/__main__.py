@@ -20,8 +20,8 @@ from typing import Final
 
 import msgspec
 
-from coddl.testing.full_system.plan import Plan, draw
-from coddl.testing.full_system.report import Report, shown
+from coddl.testing.full_system.plan import SimulationPlan, draw
+from coddl.testing.full_system.report import SwarmReport, shown
 from coddl.testing.full_system.shrink import shrink
 from coddl.testing.full_system.simulation import Outcome, run
 
@@ -32,7 +32,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command; give its exit status."""
     options = _parser().parse_args(words)
     plans = [_read(options.plan)] if options.plan else None
-    report, began_s = Report(), time.monotonic()
+    report, began_s = SwarmReport(), time.monotonic()
     show = not options.json
     for outcome in _outcomes(options, plans):
         report.add(outcome)
@@ -51,7 +51,9 @@ def main(words: Sequence[str] | None = None) -> int:
     return 1 if report.failures else 0
 
 
-def _outcomes(options: argparse.Namespace, plans: Sequence[Plan] | None) -> Iterator[Outcome]:
+def _outcomes(
+    options: argparse.Namespace, plans: Sequence[SimulationPlan] | None
+) -> Iterator[Outcome]:
     if plans is not None:
         yield from map(run, plans)
         return
@@ -71,7 +73,7 @@ def _shrink(outcome: Outcome, keep: Path | None) -> None:
     assert outcome.broken is not None
     invariant = outcome.broken.invariant
 
-    def fails(plan: Plan) -> bool:
+    def fails(plan: SimulationPlan) -> bool:
         broken = run(plan).broken
         return broken is not None and broken.invariant == invariant
 
@@ -84,8 +86,8 @@ def _shrink(outcome: Outcome, keep: Path | None) -> None:
         _print(f"kept as {path}")
 
 
-def _read(path: Path) -> Plan:
-    return msgspec.json.decode(path.read_bytes(), type=Plan)
+def _read(path: Path) -> SimulationPlan:
+    return msgspec.json.decode(path.read_bytes(), type=SimulationPlan)
 
 
 def _seeds(text: str) -> range:
@@ -125,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _progress(report: Report, options: argparse.Namespace) -> None:
+def _progress(report: SwarmReport, options: argparse.Namespace) -> None:
     """Tell how far it is: always in a terminal, and in a log now and then."""
     total = 1 if options.plan else len(options.seeds)
     told = f"{report.runs}/{total} seeds, {len(report.failures)} failed"

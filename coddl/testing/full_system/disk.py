@@ -81,10 +81,13 @@ class ServerDisk:
         self._check()
         self._disk.store.forget_answers(before_s)
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Store a snapshot, and drop all but the one before; raises JournalFull."""
+    def save_snapshot(self, snapshot: StoredSnapshot, made_from: int | None = None) -> None:
+        """Store a snapshot; drop all but the one it was made from, or the one before.
+
+        Raises JournalFull.
+        """
         self._begin()
-        self._disk.store.save_snapshot(snapshot)
+        self._disk.store.save_snapshot(snapshot, made_from)
         self._end()
 
     def save_history(self, rows: Sequence[HistoryRow]) -> None:

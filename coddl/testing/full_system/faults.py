@@ -5,18 +5,18 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from coddl.core.pool.state import Pool
-from coddl.testing.full_system.machines import NodeMachine, ServerMachine, World
+from coddl.testing.full_system.machines import NodeMachine, ServerMachine, SimulatedWorld
 from coddl.testing.full_system.network import Way
 from coddl.testing.full_system.plan import SERVER_FAULTS, Fault
 
 BOTH: tuple[Way, Way] = ("up", "down")
 
 
-class Faults:
+class FaultInjector:
     """Has faults happen, and end."""
 
     def __init__(
-        self, world: World, server: ServerMachine, nodes: Mapping[str, NodeMachine]
+        self, world: SimulatedWorld, server: ServerMachine, nodes: Mapping[str, NodeMachine]
     ) -> None:
         self.met: Counter[tuple[str, str]] = Counter()  # fault and phase
         self._world, self._server, self._nodes = world, server, nodes
@@ -31,7 +31,9 @@ class Faults:
         world = self._world
         self._server.disk.is_full, self._server.disk.slow_s = False, 0.0
         self._server.disk.kills_at = None
-        world.cluster.is_full = False
+        world.cluster.states.is_full = False
+        peers = world.elastic.world.peers
+        peers.mend_all()
         machines: list[ServerMachine | NodeMachine] = [self._server, *self._nodes.values()]
         for machine in machines:
             if machine.process is not None and machine.process.is_stopped:
@@ -39,6 +41,7 @@ class Faults:
             machine.start()
         for name in self._nodes:
             world.network.slow_down(name, 0.0)
+            peers.slow_down(name, 0.0)
             for way in BOTH:
                 world.network.mend(name, way)
 
@@ -77,8 +80,9 @@ class Faults:
                 disk.slow_s = 0.4
                 later(setattr, disk, "slow_s", 0.0)
             case _:
-                self._world.cluster.is_full = True
-                later(setattr, self._world.cluster, "is_full", False)
+                states = self._world.cluster.states
+                states.is_full = True
+                later(setattr, states, "is_full", False)
 
     def _restart_server(self, fault: Fault) -> None:
         self._server.disk.kills_at = None
@@ -95,8 +99,9 @@ class Faults:
             case "line broken":
                 network.break_lines(node)
             case "line slow":
-                network.slow_down(node, 1.5)
-                later(network.slow_down, node, 0.0)
+                for lines in (network, self._world.elastic.world.peers):
+                    lines.slow_down(node, 1.5)
+                    later(lines.slow_down, node, 0.0)
             case _:
                 ways: tuple[Way, ...] = BOTH
                 if fault.kind != "line cut":
@@ -119,12 +124,29 @@ class Faults:
                     later(process.proceed)
             case "agent ended":
                 node.end()
+            case "worker killed":
+                self._kill_worker(fault)
+            case "nodes cut" | "nodes cut one way":
+                self._cut_nodes(fault)
             case "node leaves":
                 node.notice(fault.for_s)
                 later(self._leave, node)
             case _:
                 node.lose()
                 later(node.start)
+
+    def _kill_worker(self, fault: Fault) -> None:
+        cluster = self._world.cluster
+        slots = sorted(slot for slot, each in cluster.workers.items() if each.node == fault.node)
+        if slots:
+            cluster.lose([slots[fault.callbacks % len(slots)]], "it was killed")
+
+    def _cut_nodes(self, fault: Fault) -> None:
+        peers, later = self._world.elastic.world.peers, self._world.time.call_later
+        ways = [(fault.node, fault.other), (fault.other, fault.node)]
+        for way in ways if fault.kind == "nodes cut" else ways[:1]:
+            peers.cut(*way)
+            later(fault.for_s, peers.mend, *way)
 
     def _leave(self, node: NodeMachine) -> None:
         node.lose()

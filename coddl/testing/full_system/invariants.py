@@ -44,6 +44,10 @@ class Invariants:
             self.broken = Broken(invariant, sentence, self._story.now_s)
             self._story.tell(f"BROKEN  {invariant}: {sentence}")
 
+    def tell(self, words: str) -> None:
+        """Note what has happened in the story."""
+        self._story.tell(words)
+
     # The journal grows.
 
     def committed(
@@ -164,13 +168,13 @@ class Invariants:
             sentence = f"job {job} has a worker on slot {slot}, which is given to jobs {owners}"
             self.fail("no slot has a worker of another job than its owner", sentence)
 
-    def started(self, slot: int, run: JobRun, found: Worker | None, node: str) -> None:
+    def started(self, slot: int, job: int, attempt: int, found: Worker | None, node: str) -> None:
         """A worker has started."""
-        self._story.tell(f"worker of job {run.job} attempt {run.attempt} starts on slot {slot}")
+        self._story.tell(f"worker of job {job} attempt {attempt} starts on slot {slot}")
         if found is not None:
-            sentence = f"slot {slot}: job {run.job} starts beside job {found.job}"
+            sentence = f"slot {slot}: job {job} starts beside job {found.job}"
             self.fail("no slot has two workers", sentence)
-        self.worker_is_an_owners(slot, run.job, node)
+        self.worker_is_an_owners(slot, job, node)
 
     def ended(self, slot: int, worker: Worker, because: str) -> None:
         """A worker is gone."""
@@ -179,12 +183,16 @@ class Invariants:
     def began(self, run: JobRun, done: float, left: Sequence[int]) -> None:
         """A training begins from what was saved, though workers of the job may be alive."""
         self._story.tell(f"job {run.job} attempt {run.attempt} trains from step {int(done)} on")
-        if int(done) < self._saved.get(run.job, 0):
-            sentence = f"job {run.job} goes on at step {int(done)}, not {self._saved[run.job]}"
-            self.fail("what was saved is not lost", sentence)
+        self.goes_on_from(run.job, int(done))
         if (run.job, run.attempt) in self._adopting and left:
             sentence = f"job {run.job} begins anew, though it has workers on slots {[*left]}"
             self.fail("a new lead adopts the workers that are alive", sentence)
+
+    def goes_on_from(self, job: int, step: int) -> None:
+        """A training that begins from what was saved has all of that."""
+        if step < self._saved.get(job, 0):
+            sentence = f"job {job} goes on at step {step}, not {self._saved[job]}"
+            self.fail("what was saved is not lost", sentence)
 
     def said_saved(self, job: int, step: int) -> None:
         """It was told that a step is saved."""

@@ -11,25 +11,29 @@ from typing import Final
 from coddl.agent.emulated.node import EmulatedNode, EmulatedNodeParts, look, tell
 from coddl.agent.job_runner import JobRun, JobRunner, RunListener
 from coddl.agent.server_line import ServerRefusal
-from coddl.agent.slot_table import AgentBridge
-from coddl.agent.worker_hosts import WorkerHosts
+from coddl.agent.slot_table import AgentBridge, WorkerHosts
 from coddl.api.jobsfolder import JobsFolder
 from coddl.core.pool.records import Device
+from coddl.runtime.supervisor.slots import HostAddress
 from coddl.server.agent_sessions import AgentSession
 from coddl.server.journal import Journal
 from coddl.server.retention import Retention
 from coddl.server.server import Server
 from coddl.server.store import StoredRecord
 from coddl.testing.full_system.disk import Disk, ServerDisk
+from coddl.testing.full_system.elastic import ElasticJobs
 from coddl.testing.full_system.invariants import Invariants
+from coddl.testing.full_system.leads import SimulatedEnvironments, SupervisedRunner
 from coddl.testing.full_system.network import Network, ServerEnd, SimulatedDialer
-from coddl.testing.full_system.plan import NodePlan, Plan
+from coddl.testing.full_system.plan import PlannedNode, SimulationPlan
 from coddl.testing.full_system.story import Story
 from coddl.testing.full_system.upkeep import SimulatedUpkeep
+from coddl.testing.full_system.virtual_loop import VirtualLoop
 from coddl.testing.full_system.virtual_time import SimulatedProcess, Skew, VirtualTime
-from coddl.testing.full_system.workers import SimulatedCluster, SimulatedRunner
+from coddl.testing.full_system.workers import SimulatedRunner, WorkerCluster
 
 TELL_EVERY_S: Final = 2.0  # how jobs are doing
+JOBS: Final = "jobs"  # the folder of all jobs
 RESTART_S: Final = 3.0  # that a supervisor takes to start an agent again
 LEAVE_S: Final = 30.0  # that an agent which is to end may take
 
@@ -50,19 +54,21 @@ class Makers:
     """What makes the parts of a simulation in which tests plant mistakes."""
 
     runner: type[SimulatedRunner] = SimulatedRunner
+    lead: type[SupervisedRunner] = SupervisedRunner
     node: type[EmulatedNode] = EmulatedNode
     server: type[SimulatedServer] = SimulatedServer
     journal: type[Journal] = Journal
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class SimulatedWorld:
     """What all machines share."""
 
-    plan: Plan
+    plan: SimulationPlan
     time: VirtualTime
     network: Network
-    cluster: SimulatedCluster
+    elastic: ElasticJobs
+    cluster: WorkerCluster
     invariants: Invariants
     story: Story
     folder: Path
@@ -76,7 +82,7 @@ class World:
 class ServerMachine:
     """The machine with the journal, on which a process of the server runs or does not."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self.disk = Disk(f"pool-{world.plan.seed}")
         self.server: SimulatedServer | None = None
         self.process: SimulatedProcess | None = None
@@ -164,7 +170,9 @@ async def _session(server: Server, end: ServerEnd) -> None:
 class NodeMachine:
     """A machine with slots, on which an agent runs or does not."""
 
-    def __init__(self, world: World, plan: NodePlan, folder_marks: dict[str, str]) -> None:
+    def __init__(
+        self, world: SimulatedWorld, plan: PlannedNode, folder_marks: dict[str, str]
+    ) -> None:
         self.plan = plan
         self.process: SimulatedProcess | None = None
         self.node: EmulatedNode | None = None
@@ -173,6 +181,7 @@ class NodeMachine:
         self._chance = world.chance(f"node {plan.name}")
         self._marks = folder_marks
         self._boots = 0
+        self._is_silent = False  # when it dies: the machine does, too
         self._fence_at_s = float("inf")  # by the clock of the world
 
     @property
@@ -211,6 +220,7 @@ class NodeMachine:
             hosts_on=partial(self._hosts, process),
             runner_of=partial(self._runner, process),
             peer_token=boot,
+            environments=lambda: SimulatedEnvironments(world.folder / JOBS),
             fence=self._set_fence,
             clock=process,
             chance=self._chance.random,
@@ -222,10 +232,17 @@ class NodeMachine:
         process.spawn(look([node]))
 
     def _hosts(self, process: SimulatedProcess, node: str, bridge: AgentBridge) -> WorkerHosts:
-        return self._world.cluster.join(node, process, bridge)
+        hosts = self._world.cluster.join(node, process, bridge)
+        address = HostAddress(node, node, 1, f"{self.name}-{self._boots}")
+        hosts.job_hosts = self._world.elastic.job_hosts(
+            VirtualLoop(process), address, bridge, hosts.report
+        )
+        return hosts
 
     def _runner(self, process: SimulatedProcess, run: JobRun, listener: RunListener) -> JobRunner:
         world = self._world
+        if run.spec.is_elastic and not run.precheck:
+            return world.makers.lead(run, listener, world.elastic, process)
         return world.makers.runner(
             run, listener, world.cluster, process=process, save_s=world.plan.save_s
         )
@@ -269,7 +286,7 @@ class NodeMachine:
         """Switch the machine off: nobody is told."""
         if self.is_up and self.process is not None:
             self._world.story.tell(f"node {self.name} is switched off")
-            self._world.network.end_of(self.process, quietly=True)
+            self._is_silent = True
             self.process.kill()
 
     def notice(self, within_s: float) -> None:
@@ -280,7 +297,9 @@ class NodeMachine:
             self.process.within(partial(self.node.outbox.notice, leaves_at_s))
 
     def _on_death(self, process: SimulatedProcess) -> None:
-        self._world.network.end_of(process)
+        quietly, self._is_silent = self._is_silent, False
+        self._world.network.end_of(process, quietly=quietly)
+        self._world.elastic.world.peers.end_of(process, quietly=quietly)
         self._world.cluster.lose_node(self.name, "its agent died")
         self.node = None
 

@@ -106,8 +106,10 @@ class Network:
         """Close the lines of a process that has died; `quietly`: its machine has, too."""
         for line in list(self._lines):
             if line.agent.process is process or line.server.process is process:
-                end = line.agent if line.agent.process is process else line.server
-                if not quietly:
+                if quietly:
+                    self.forget(line)
+                else:
+                    end = line.agent if line.agent.process is process else line.server
                     end.abort()
 
     def delay_s(self, node: str) -> float:

@@ -39,6 +39,9 @@ FaultKind = Literal[
     "line cut upwards",
     "line cut downwards",
     "line slow",
+    "worker killed",  # one of a node
+    "nodes cut",  # from each other, both ways: leads from workers, and workers from workers
+    "nodes cut one way",
     "states full",  # what jobs save their states to
 ]
 SERVER_FAULTS: Final = frozenset[FaultKind](
@@ -47,7 +50,8 @@ SERVER_FAULTS: Final = frozenset[FaultKind](
         *("server stopped", "disk full", "disk slow", "states full"),
     }
 )
-MOMENTS: Final = frozenset[FaultKind]({"line broken", "agent ended"})
+MOMENTS: Final = frozenset[FaultKind]({"line broken", "agent ended", "worker killed"})
+CUTS: Final = frozenset[FaultKind]({"nodes cut", "nodes cut one way"})
 WEIGHTS: Final[Mapping[FaultKind, int]] = {
     "server killed": 2,
     "server killed before a commit": 2,
@@ -64,13 +68,16 @@ WEIGHTS: Final[Mapping[FaultKind, int]] = {
     "line cut": 2,
     "line cut upwards": 1,
     "line cut downwards": 1,
-    "line slow": 1,
+    "line slow": 2,
+    "worker killed": 4,
+    "nodes cut": 2,
+    "nodes cut one way": 1,
     "states full": 1,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class NodePlan:
+class PlannedNode:
     """A node."""
 
     name: str
@@ -81,7 +88,7 @@ class NodePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class JobPlan:
+class PlannedJob:
     """A job that a user submits."""
 
     number: int  # by which users' acts name it
@@ -113,22 +120,24 @@ class Fault:
     at_s: float
     kind: FaultKind
     node: str = ""
+    other: str = ""  # the node that it is cut off from
     for_s: float = 0.0
     callbacks: int = 0  # of the process, before it is killed
     tears: bool = False  # the newest snapshot is torn
 
     def __str__(self) -> str:
         lasts = f" for {self.for_s:.1f} s" if self.for_s else ""
-        return f"{self.kind}{f' ({self.node})' if self.node else ''}{lasts}"
+        where = " and ".join(node for node in (self.node, self.other) if node)
+        return f"{self.kind}{f' ({where})' if where else ''}{lasts}"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SimulationPlan:
     """All that a run is made of."""
 
     seed: int
-    nodes: tuple[NodePlan, ...]
-    jobs: tuple[JobPlan, ...]
+    nodes: tuple[PlannedNode, ...]
+    jobs: tuple[PlannedJob, ...]
     acts: tuple[UserAct, ...]
     faults: tuple[Fault, ...]
     policy: str
@@ -142,7 +151,7 @@ class Plan:
     trouble_s: float  # when all faults are over
 
 
-def draw(seed: int) -> Plan:
+def draw(seed: int) -> SimulationPlan:
     """Draw the plan of a seed."""
     chance = random.Random(f"{seed}:plan")
     trouble_s = chance.uniform(60.0, 120.0)
@@ -154,7 +163,7 @@ def draw(seed: int) -> Plan:
     jobs.sort(key=lambda job: job.at_s)
     acts = [_act(chance, nodes, len(jobs), trouble_s) for _ in range(chance.randint(4, 16))]
     faults = [_fault(chance, nodes, trouble_s) for _ in range(chance.randint(6, 18))]
-    return Plan(
+    return SimulationPlan(
         seed=seed,
         nodes=nodes,
         jobs=tuple(jobs),
@@ -174,8 +183,8 @@ def draw(seed: int) -> Plan:
     )
 
 
-def _node(chance: random.Random, name: str) -> NodePlan:
-    return NodePlan(
+def _node(chance: random.Random, name: str) -> PlannedNode:
+    return PlannedNode(
         name,
         slots=chance.randint(1, 4),
         kind=chance.choice(KINDS[:2] if name < "c" else KINDS),
@@ -188,7 +197,9 @@ def _node(chance: random.Random, name: str) -> NodePlan:
     )
 
 
-def _job(chance: random.Random, number: int, slots: tuple[int, int], trouble_s: float) -> JobPlan:
+def _job(
+    chance: random.Random, number: int, slots: tuple[int, int], trouble_s: float
+) -> PlannedJob:
     """Draw a job of a pool with so many slots in all, and on its largest node."""
     tier: Tier = chance.choice(["elastic", "elastic", "elastic", "elastic", "restartable"])
     least = min(chance.choice([1, 1, 1, 1, 2]), slots[tier == "restartable"])
@@ -209,14 +220,14 @@ def _job(chance: random.Random, number: int, slots: tuple[int, int], trouble_s: 
         priority=chance.choice([0, 0, 0, 1, 2]),
         group=chance.choice(["", "", "sweep"]),
     )
-    return JobPlan(number, chance.uniform(0.0, trouble_s * 0.8), spec)
+    return PlannedJob(number, chance.uniform(0.0, trouble_s * 0.8), spec)
 
 
 MODELS: Final = ("flat", "good", "skewed")
 
 
 def _act(
-    chance: random.Random, nodes: tuple[NodePlan, ...], jobs: int, trouble_s: float
+    chance: random.Random, nodes: tuple[PlannedNode, ...], jobs: int, trouble_s: float
 ) -> UserAct:
     least = chance.randint(1, 3)
     return UserAct(
@@ -237,15 +248,17 @@ def _act(
     )
 
 
-def _fault(chance: random.Random, nodes: tuple[NodePlan, ...], trouble_s: float) -> Fault:
+def _fault(chance: random.Random, nodes: tuple[PlannedNode, ...], trouble_s: float) -> Fault:
     kind = chance.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
     at_s = chance.uniform(5.0, trouble_s - 5.0)
     node = "" if kind in SERVER_FAULTS else chance.choice(nodes).name
+    other = chance.choice([each.name for each in nodes if each.name != node])
     for_s = min(trouble_s - at_s, chance.choice([0.5, 2.0, 8.0, 20.0, 45.0]))
     return Fault(
         at_s,
         kind,
         node=node,
+        other=other if kind in CUTS else "",
         for_s=0.0 if kind in MOMENTS else for_s,
         callbacks=chance.randint(0, 40),
         tears=chance.random() < 0.3,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from coddl.testing.full_system.plan import WEIGHTS, Plan
+from coddl.testing.full_system.plan import WEIGHTS, SimulationPlan
 from coddl.testing.full_system.simulation import Outcome
 
 PHASES: Final = (
@@ -33,7 +33,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Report:
+class SwarmReport:
     """Many runs together."""
 
     runs: int = 0
@@ -91,7 +91,7 @@ class Report:
         }
 
 
-def shown(plan: Plan) -> Iterable[str]:
+def shown(plan: SimulationPlan) -> Iterable[str]:
     """Say what a plan is made of."""
     yield f"policy {plan.policy}, placement {plan.placement}, lease {plan.lease_s:g} s"
     for node in plan.nodes:

@@ -4,23 +4,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from coddl.testing.full_system.plan import NodePlan, Plan
+from coddl.testing.full_system.plan import PlannedNode, SimulationPlan
 
 RUNS_MAX: Final = 300
 
 T = TypeVar("T")
 
 
-def shrink(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
+def shrink(plan: SimulationPlan, fails: Callable[[SimulationPlan], bool]) -> SimulationPlan:
     """Give a smaller plan that fails as well: fewer faults, users' acts, jobs and nodes."""
     left = RUNS_MAX
 
-    def still_fails(smaller: Plan) -> bool:
+    def still_fails(smaller: SimulationPlan) -> bool:
         nonlocal left
         left -= 1
         return left >= 0 and fails(smaller)
 
-    before: Plan | None = None
+    before: SimulationPlan | None = None
     while plan != before:
         before = plan
         for parts_of, with_parts in (
@@ -34,11 +34,11 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
 
 
 def _fewer(
-    plan: Plan,
-    parts_of: Callable[[Plan], tuple[T, ...]],
-    with_parts: Callable[[Plan, tuple[T, ...]], Plan],
-    fails: Callable[[Plan], bool],
-) -> Plan:
+    plan: SimulationPlan,
+    parts_of: Callable[[SimulationPlan], tuple[T, ...]],
+    with_parts: Callable[[SimulationPlan, tuple[T, ...]], SimulationPlan],
+    fails: Callable[[SimulationPlan], bool],
+) -> SimulationPlan:
     """Leave out parts of one sort: halves first, then ever smaller pieces."""
     piece = max(1, len(parts_of(plan)) // 2)
     while True:
@@ -54,12 +54,12 @@ def _fewer(
         piece //= 2
 
 
-def _with_nodes(plan: Plan, nodes: Sequence[NodePlan]) -> Plan:
+def _with_nodes(plan: SimulationPlan, nodes: Sequence[PlannedNode]) -> SimulationPlan:
     """Give a plan with these nodes alone, and nothing that names others."""
     names = {"", *(node.name for node in nodes)}
     return replace(
         plan,
         nodes=tuple(nodes),
         acts=tuple(act for act in plan.acts if act.node in names),
-        faults=tuple(fault for fault in plan.faults if fault.node in names),
+        faults=tuple(fault for fault in plan.faults if {fault.node, fault.other} <= names),
     )

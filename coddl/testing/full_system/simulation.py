@@ -18,15 +18,26 @@ import structlog
 
 from coddl.core.reconfigure import reconfigure_of
 from coddl.core.speed.table import Speeds, speeds_of
-from coddl.testing.full_system.faults import Faults
+from coddl.testing.full_system.elastic import ElasticJobs
+from coddl.testing.full_system.faults import FaultInjector
 from coddl.testing.full_system.invariants import Broken, Invariants
-from coddl.testing.full_system.machines import Makers, NodeMachine, ServerMachine, World
+from coddl.testing.full_system.leads import write_script
+from coddl.testing.full_system.machines import (
+    JOBS,
+    Makers,
+    NodeMachine,
+    ServerMachine,
+    SimulatedWorld,
+)
 from coddl.testing.full_system.network import Network
-from coddl.testing.full_system.plan import Plan
+from coddl.testing.full_system.peer_lines import PeerNetwork
+from coddl.testing.full_system.plan import SimulationPlan
 from coddl.testing.full_system.story import Story
+from coddl.testing.full_system.trainer import TrainingWorld
+from coddl.testing.full_system.training_invariants import TrainingInvariants
 from coddl.testing.full_system.users import Users
 from coddl.testing.full_system.virtual_time import VirtualTime
-from coddl.testing.full_system.workers import SimulatedCluster, Worker
+from coddl.testing.full_system.workers import Worker, WorkerCluster
 
 QUIET_MAX_S: Final = 1_500.0  # after the last fault, within which every job must end
 REST_S: Final = 40.0  # after the last job, within which every slot must be given back
@@ -38,7 +49,7 @@ SILENT: Final = structlog.make_filtering_bound_logger(logging.CRITICAL)  # below
 class Outcome:
     """What came of a run."""
 
-    plan: Plan
+    plan: SimulationPlan
     broken: Broken | None
     story: str
     ended_s: float  # virtual
@@ -47,7 +58,7 @@ class Outcome:
     met: Counter[tuple[str, str]] = field(default_factory=Counter)  # faults and phases
 
 
-def run(plan: Plan, makers: Makers | None = None) -> Outcome:
+def run(plan: SimulationPlan, makers: Makers | None = None) -> Outcome:
     """Run a plan; `makers` are what tests plant mistakes with."""
     logs = structlog.get_config()
     structlog.configure(processors=[_drop], wrapper_class=SILENT)
@@ -67,18 +78,25 @@ def _drop(_logger: object, _method: str, _event: object) -> str:
 class _Simulation:
     """One run."""
 
-    def __init__(self, plan: Plan, makers: Makers, folder: Path) -> None:
+    def __init__(self, plan: SimulationPlan, makers: Makers, folder: Path) -> None:
         time = VirtualTime()
         story = Story(time)
         workers: dict[int, Worker] = {}
         invariants = Invariants(story, workers)
         costs = reconfigure_of(plan.reconfigure)
+        cluster = WorkerCluster(time, _speeds(), costs, invariants, workers)
+        peers = PeerNetwork(time, random.Random(f"{plan.seed}:peers"))
+        chance = random.Random(f"{plan.seed}:trainings")
+        watch = TrainingInvariants(invariants, cluster.states)
+        trainings = TrainingWorld(time, peers, chance, watch, cluster.states)
+        write_script(folder / JOBS)
         self._plan = plan
-        self._world = World(
+        self._world = SimulatedWorld(
             plan=plan,
             time=time,
             network=Network(time, random.Random(f"{plan.seed}:network")),
-            cluster=SimulatedCluster(time, _speeds(), costs, invariants, workers),
+            elastic=ElasticJobs(trainings, cluster, watch, costs, plan.save_s),
+            cluster=cluster,
             invariants=invariants,
             story=story,
             folder=folder,
@@ -88,7 +106,7 @@ class _Simulation:
         marks: dict[str, str] = {}
         self._nodes = {each.name: NodeMachine(self._world, each, marks) for each in plan.nodes}
         self._users = Users(self._world, self._server)
-        self._faults = Faults(self._world, self._server, self._nodes)
+        self._faults = FaultInjector(self._world, self._server, self._nodes)
 
     def run(self) -> Outcome:
         """Let all happen; then tidy up."""

@@ -10,8 +10,8 @@ from coddl.core.pool.state import Pool
 from coddl.server.errors import JournalFull
 from coddl.server.loop import IdempotentRequest
 from coddl.server.server import Server
-from coddl.testing.full_system.machines import ServerMachine, World
-from coddl.testing.full_system.plan import JobPlan, UserAct
+from coddl.testing.full_system.machines import ServerMachine, SimulatedWorld
+from coddl.testing.full_system.plan import PlannedJob, UserAct
 
 AGAIN_S: Final = 1.0  # before a request that was not answered is repeated
 PATIENCE_S: Final = 4.0  # that an answer may take
@@ -21,7 +21,7 @@ BY: Final = "ada"
 class Users:
     """All users of the pool."""
 
-    def __init__(self, world: World, server: ServerMachine) -> None:
+    def __init__(self, world: SimulatedWorld, server: ServerMachine) -> None:
         self._world, self._machine = world, server
         self._numbers: dict[int, int] = {}  # of accepted jobs, by their number in the plan
         self._settled: set[int] = set()  # accepted or refused, by number in the plan
@@ -50,7 +50,7 @@ class Users:
             if job.suspended and not job.cancelled:
                 self._ask((r.JobResumed(job.id, BY),))
 
-    def _submit(self, job: JobPlan) -> None:
+    def _submit(self, job: PlannedJob) -> None:
         """Submit a job; again, with the same key, until there is an answer."""
         number, accepted = job.number, list[int]()
         if number in self._settled:

@@ -78,13 +78,16 @@ class VirtualTime:
 
     def run_ready(self) -> None:
         """Run what is ready, at this instant."""
-        for _ in range(EACH_MAX):
-            if not self._ready:
-                return
-            process, handle = self._ready.popleft()
-            if process is not None and not handle.cancelled():
-                self.steps += 1
-                process.run(handle)
+        try:
+            for _ in range(EACH_MAX):
+                if not self._ready:
+                    return
+                process, handle = self._ready.popleft()
+                if process is not None and not handle.cancelled():
+                    self.steps += 1
+                    process.run(handle)
+        finally:
+            events._set_running_loop(None)
         raise Endless(f"{EACH_MAX} callbacks ran at t={self.now_s:.3f}s, and there are more")
 
 
@@ -132,7 +135,10 @@ class SimulatedProcess:
 
     def steady_s(self) -> float:
         """Seconds since some moment."""
-        return FIRST_S + self._now_s * self.skew.rate + self.skew.steady_s
+        now_s, skew = self.time.now_s, self.skew
+        if self._busy_until_s > now_s:
+            now_s = self._busy_until_s
+        return FIRST_S + now_s * skew.rate + skew.steady_s
 
     def patience_s(self, delay_s: float) -> float | None:
         """How long to wait if nothing else happens."""
@@ -179,11 +185,8 @@ class SimulatedProcess:
                 self._held.append(handle)
                 self.kill()
                 return
-        events._set_running_loop(self.loop)
-        try:
-            handle._run()
-        finally:
-            events._set_running_loop(None)
+        events._set_running_loop(self.loop)  # until the next callback, or the end of the instant
+        handle._run()
 
     def stop(self) -> None:
         """Be stopped, as by SIGSTOP."""

@@ -6,6 +6,7 @@ own orders do not give to that run; a state takes time to be saved, and may not 
 """
 
 import asyncio
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -24,6 +25,9 @@ from coddl.core.pool.records import Outcome, RunUnsaved, Trouble
 from coddl.core.reconfigure import Reconfigure
 from coddl.core.speed.table import Speeds
 from coddl.runtime.supervisor.slots import SlotProcess
+from coddl.testing.full_system.job_hosts import SimulatedJobHosts
+from coddl.testing.full_system.states import SavedStates
+from coddl.testing.full_system.trainer import Trainer
 from coddl.testing.full_system.virtual_time import EPOCH_S, SimulatedProcess, VirtualTime
 
 AGAIN_S: Final = 1.0  # between attempts to start a worker where one has died, or to save
@@ -33,7 +37,7 @@ DISK_FULL: Final = Trouble("its state can't be saved", "the disk is full", "room
 class WorkersWatch(Protocol):
     """Hears what becomes of workers."""
 
-    def started(self, slot: int, run: JobRun, found: "Worker | None", node: str) -> None:
+    def started(self, slot: int, job: int, attempt: int, found: "Worker | None", node: str) -> None:
         """A worker has started on a slot; `found` was there."""
 
     def ended(self, slot: int, worker: "Worker", because: str) -> None:
@@ -68,40 +72,53 @@ class Worker:
 
     job: int
     attempt: int
-    training: EmulatedTraining
+    training: EmulatedTraining | None  # of a restartable job
     node: str
+    trainer: "Trainer | None" = None  # of an elastic one
 
 
 class SimulatedHosts:
     """The workers of a node, as its agent sees them: gone with it."""
 
     is_alive = True
+    job_hosts: SimulatedJobHosts  # of elastic jobs
 
     def __init__(
-        self, cluster: "SimulatedCluster", node: str, process: SimulatedProcess, bridge: AgentBridge
+        self, cluster: "WorkerCluster", node: str, process: SimulatedProcess, bridge: AgentBridge
     ) -> None:
         self._cluster, self._node = cluster, node
         self.process, self.bridge = process, bridge
 
     def look_again(self) -> None:
         """See who may be here by now, and tell who is."""
-        held = {
+        self.job_hosts.look_again()
+
+    def report(self) -> None:
+        """Tell who is here."""
+        commands = {
             slot: SlotProcess(str(each.job), each.attempt, None)
-            for slot, each in self._cluster.workers.items()
-            if each.node == self._node
+            for slot, each in self._commands.items()
         }
-        self.bridge.on_holding(held, {})
+        self.bridge.on_holding(commands | self.job_hosts.held, {})
         self._cluster.look_again()
+
+    @property
+    def _commands(self) -> "dict[int, Worker]":
+        """The workers of restartable jobs here."""
+        workers = self._cluster.workers.items()
+        return {s: w for s, w in workers if w.node == self._node and w.trainer is None}
 
     def kill(self, job: str) -> None:
         """End the workers of a job."""
-        workers = self._cluster.workers.items()
-        here = [slot for slot, w in workers if w.node == self._node and w.job == int(job)]
+        here = [slot for slot, worker in self._commands.items() if worker.job == int(job)]
         self._cluster.lose(here, "its agent ended it")
+        self.job_hosts.kill(job)
 
     def kill_slot(self, slot: int) -> None:
         """End the worker on a slot."""
-        self._cluster.lose([slot], "it was no longer to be on that slot")
+        if slot in self._commands:
+            self._cluster.lose([slot], "it was no longer to be on that slot")
+        self.job_hosts.kill_slot(slot)
 
     def admits(self, run: JobRun, slot: int) -> bool:
         """Tell whether a run may start a worker on an empty slot here."""
@@ -113,7 +130,7 @@ class SimulatedHosts:
         return owner == (run.job, run.attempt) and self.bridge.is_leased()
 
 
-class SimulatedCluster(EmulatedCluster):
+class WorkerCluster(EmulatedCluster):
     """All workers, and what has been saved of each job."""
 
     def __init__(
@@ -127,7 +144,7 @@ class SimulatedCluster(EmulatedCluster):
         """`workers`, by slot, are changed by this cluster alone."""
         super().__init__(WorldTime(time), speeds, costs)
         self.workers = workers
-        self.is_full = False  # what saved states are written to
+        self.states = SavedStates()  # of elastic jobs
         self._watch = watch
         self._agents: dict[str, SimulatedHosts] = {}
         self._leads: dict[EmulatedTraining, SimulatedRunner] = {}
@@ -153,7 +170,11 @@ class SimulatedCluster(EmulatedCluster):
         hit: dict[EmulatedTraining, None] = {}
         nodes: dict[str, None] = {}
         for slot in slots:
-            if (worker := self.workers.pop(slot, None)) is not None:
+            worker = self.workers.get(slot)
+            if worker is not None and worker.trainer is not None:
+                worker.trainer.die(-signal.SIGKILL, because)
+            elif worker is not None and worker.training is not None:
+                del self.workers[slot]
                 hit[worker.training] = nodes[worker.node] = None
                 self._watch.ended(slot, worker, because)
         for training in hit:
@@ -218,9 +239,9 @@ class SimulatedCluster(EmulatedCluster):
 
     def try_save(self, job: int, done: float) -> bool:
         """Save a job's state, if there is room; tell whether it is saved."""
-        if not self.is_full:
+        if not self.states.is_full:
             self.save(job, done)
-        return not self.is_full
+        return not self.states.is_full
 
     # Slots.
 
@@ -241,7 +262,7 @@ class SimulatedCluster(EmulatedCluster):
         for seat in seats:
             found = self.workers.get(seat.slot)
             if found is None or found.training is not training:
-                self._watch.started(seat.slot, run, found, seat.node)
+                self._watch.started(seat.slot, run.job, run.attempt, found, seat.node)
                 self.workers[seat.slot] = Worker(run.job, run.attempt, training, seat.node)
                 nodes[seat.node] = None
         self._tell(nodes)
@@ -286,7 +307,7 @@ class SimulatedRunner(EmulatedRunner):
         self,
         run: JobRun,
         listener: RunListener,
-        cluster: SimulatedCluster,
+        cluster: WorkerCluster,
         process: SimulatedProcess,
         save_s: float,
     ) -> None:

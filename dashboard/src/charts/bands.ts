@@ -1,4 +1,4 @@
-// Who holds how many GPUs as bands that lie on each other: pure arithmetic, no drawing.
+// The GPUs of each job over time as stacked bands: pure arithmetic, no drawing.
 
 export interface Span {
   job: number;

@@ -9,7 +9,7 @@ export type Ink = ReturnType<typeof inkOf>;
 export type Options = Omit<uPlot.Options, "width" | "height">;
 
 interface Props {
-  label: string; // for those who can't see the chart
+  label: string; // for screen readers
   height: number;
   data: uPlot.AlignedData;
   options: () => Options;

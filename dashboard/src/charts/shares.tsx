@@ -202,7 +202,7 @@ function drawBands(plot: uPlot, timeline: Timeline, ink: Ink, isOneJob: boolean)
   return bands;
 }
 
-/** As many columns as there are pixels; fewer where so many jobs would take long to draw. */
+/** As many columns as there are pixels; fewer where many jobs would take long to draw. */
 function columnsFor({ spans }: Timeline, width: number): number {
   const jobs = new Set(spans.map((span) => span.job)).size;
   return Math.max(50, Math.min(width, BANDS_MAX / Math.max(1, jobs)));

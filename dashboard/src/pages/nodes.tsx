@@ -190,7 +190,7 @@ function Drain({ node, server, ask }: { node: NodeView; server: Server; ask: () 
     <Action
       name="Drain"
       what={node.name}
-      question={`Nothing new starts on ${node.name}, and what runs there is moved away.`}
+      question={`Nothing new starts on ${node.name}, and its jobs are moved away.`}
       act={() => server.change("POST", `${path}:drain`)}
       onDone={ask}
     />
@@ -201,7 +201,7 @@ function Engine({ engine }: { engine: Shapes["EngineView"] }) {
   const size = bounds(engine.nodes_min, engine.nodes_max);
   const told = [
     engine.starting.length ? `starting: ${engine.starting.join(", ")}` : "",
-    engine.is_connected ? "" : "not heard of since the server was started",
+    engine.is_connected ? "" : "no report since the server was started",
     engine.trouble && `does not answer: ${engine.trouble}`,
     ...engine.notes,
   ].filter(Boolean);

@@ -1,4 +1,4 @@
-// The pool in one page: who holds which GPUs, over time and now, and why.
+// The pool in one page: which job holds which GPUs, over time and now, and why.
 
 import { useMemo, useState } from "react";
 import { Shares } from "../charts/shares";

@@ -54,7 +54,7 @@ export function SignInPage({ because, onSignedIn }: Props) {
         </small>
         <label htmlFor={`${id}u`}>Your name (optional)</label>
         <input id={`${id}u`} autoComplete="username" maxLength={64} value={user} onChange={(event) => setUser(event.target.value)} />
-        <small>Recorded with what you do, such as cancelling a job.</small>
+        <small>Recorded with your actions, such as cancelling a job.</small>
         <label className="check">
           <input type="checkbox" checked={isKept} onChange={() => setKept(!isKept)} /> Keep me signed in on this
           computer

@@ -133,7 +133,7 @@ function Question(props: {
             </option>
           ))}
         </select>
-        <small id={`${id}sh`}>jobs that were there before take part with what they had left to do</small>
+        <small id={`${id}sh`}>jobs submitted before take part with their remaining steps</small>
         <button type="submit" className="primary" disabled={props.isRunning}>
           Replay
         </button>

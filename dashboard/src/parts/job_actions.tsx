@@ -74,7 +74,7 @@ function Resize({ job, onDone }: Props) {
       {isOpen && (
         <Dialog title={`Resize ${job.name}`} onClose={() => setOpen(false)}>
           <form onSubmit={(event) => void submit(event)}>
-            <p>The policy gives the job at least and at most as many GPUs as this.</p>
+            <p>The policy gives the job a number of GPUs within these bounds.</p>
             <div className="fields">
               <label htmlFor={`${id}l`}>Least</label>
               <input id={`${id}l`} type="number" min={1} required value={least} onChange={(event) => setLeast(event.target.value)} />

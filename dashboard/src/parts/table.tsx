@@ -45,7 +45,7 @@ export function Table<Row>(props: Props<Row>) {
   }, [rows, columns, words, filter, order]);
 
   const isNarrow = useNarrow();
-  const beside = columns.filter((column) => !(isNarrow && column.isBelow));
+  const inline = columns.filter((column) => !(isNarrow && column.isBelow));
   const below = columns.filter((column) => isNarrow && column.isBelow);
   const pages = Math.max(1, Math.ceil(found.length / pageSize));
   const shown = Math.min(page, pages - 1);
@@ -63,7 +63,7 @@ export function Table<Row>(props: Props<Row>) {
           <caption className="unseen">{props.caption}</caption>
           <thead>
             <tr>
-              {beside.map((column) => (
+              {inline.map((column) => (
                 <Heading key={column.name} column={column} order={order} onSort={onSort} />
               ))}
             </tr>
@@ -72,7 +72,7 @@ export function Table<Row>(props: Props<Row>) {
             {found.slice(shown * pageSize, (shown + 1) * pageSize).map((row) => (
               <Fragment key={props.keyOf(row)}>
                 <tr className={below.length > 0 ? "parted" : undefined}>
-                  {beside.map((column) => (
+                  {inline.map((column) => (
                     <td key={column.name} className={classOf(column)}>
                       {column.cell(row)}
                     </td>
@@ -80,7 +80,7 @@ export function Table<Row>(props: Props<Row>) {
                 </tr>
                 {below.map((column) => (
                   <tr key={column.name} className="below">
-                    <td colSpan={beside.length} className={column.className}>
+                    <td colSpan={inline.length} className={column.className}>
                       {column.cell(row)}
                     </td>
                   </tr>

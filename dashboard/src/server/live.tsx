@@ -141,7 +141,7 @@ export interface Asked<A> {
 }
 
 interface Options {
-  every_s?: number; // ask again even if nothing is told
+  every_s?: number; // ask again even without an event
   wakes?: (event: EventView) => boolean; // which events matter; default: all
   isOff?: boolean;
 }

@@ -173,3 +173,16 @@ def test_since_when_a_job_has_no_place_is_in_the_journal_and_a_hold_ends_it() ->
     assert story.job(job).memory[REFUSED_S] == story.now_s + 1.0
     story.join("c", 2)
     assert story.job(job).memory[REFUSED_S] == 0.0
+
+
+def test_a_cancelled_job_that_ends_with_its_node_can_be_forgotten() -> None:
+    story = Story(1, 1)
+    job = story.submit(1, 1)
+    story.train(job)
+    (node,) = story.pool.nodes_of(story.job(job).granted)
+    story.happen(r.JobCancelled(job, "ops"))
+    story.happen(r.NodeLost(node, "1", "its lease is over"))
+    assert story.job(job).phase == "cancelled"
+    story.happen(r.JobsForgotten((job,)))
+    assert job not in story.pool.jobs
+    assert not story.pool.unsettled

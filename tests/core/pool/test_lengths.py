@@ -80,7 +80,7 @@ def test_what_the_script_tells_wins() -> None:
     assert {type(record) for record in told} == {r.LossMeasured}
     left = 5000 - STEPS[-1]
     assert length_of(story.job(job)).steps_left == left
-    assert length_sentence(story.job(job)) == f"{left:,} more steps, as its script tells"
+    assert length_sentence(story.job(job)) == f"{left:,} more steps, as reported by its script"
 
 
 UNKNOWN = {

@@ -78,7 +78,7 @@ FAULTS = {
     ),
     "it gives no reason": (
         lambda snapshot: Allocation(np.zeros(snapshot.jobs.size, np.int64)),
-        "job 1 gets no CPU slots and is not told why",
+        "job 1 gets no CPU slots and no reason",
     ),
     "its code can't be read back": (coded, 'waits for "Mood", which is none of Resources'),
     "its memory can't be read back": (forgets, "its memory of job 1 has values that are not"),

@@ -1,4 +1,4 @@
-"""Train a small classifier that gains as much from more workers as it is told to.
+"""Train a small classifier that gains as much from more workers as its options say.
 
     python train.py STEPS SHARED_S SERIAL_S
 

@@ -31,7 +31,7 @@ COLUMN = memory_columns(
     "turn",  # the slice of time in which its turn began
     "packed_with",  # 1 + the id of its group's first job: on trial; negative: it pays; 0: none
     "failed",  # bit i: a pair with model i did not pay; + 2**48 * the size of a group that did not
-    "grow_at_s",  # when it may take GPUs that are idle beside it; 0: none are
+    "grow_at_s",  # when it may take idle GPUs of its servers; 0: none are idle
 )
 
 
@@ -87,7 +87,7 @@ def add_node(assigned: NodeAssignment, row: int, node: int, gpus: int) -> None:
 def assign(
     servers: NodeLoads, assigned: NodeAssignment, row: int, need: int, parts: IntColumn
 ) -> None:
-    """Assign a row to servers, with so many GPUs of each."""
+    """Assign a row to servers, with `parts` GPUs of each."""
     assigned.head[row] = -1
     for node in range(parts.shape[0]):
         if parts[node] > 0:
@@ -196,8 +196,8 @@ def assign_nodes(
 ) -> NodeAssignment:
     """The servers of each row: its own, or those that Algorithm 1 finds, in order of submission.
 
-    A row without memory that sits somewhere stays there if no job has to take turns for that. Who
-    is queued has none. `firsts` are the first rows of groups that share GPUs; rows that are not at
+    A row without memory that sits somewhere stays there if no job has to take turns for that. A
+    queued row has none. `firsts` are the first rows of groups that share GPUs; rows that are not at
     the same place are taken out of their group.
     """
     rows = wants.gpus.shape[0]

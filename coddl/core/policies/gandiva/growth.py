@@ -42,7 +42,7 @@ def grow(
     grow_after_s: float,
     shares: IntColumn,
 ) -> float:
-    """Give idle GPUs to rows beside them, once they have been idle for so long.
+    """Give GPUs that have been idle long enough to rows on the same server.
 
     A row that has grown before keeps that as far as no other needs it. Returns when to look again.
     """

@@ -68,7 +68,7 @@ def groups_that_pay(
 
 
 def _pays(snapshot: Snapshot, rows: IntColumn, came: BoolColumn) -> bool:
-    """Tell whether a group does more than its two parts did, less what one job does alone."""
+    """Return whether a group does more than its two parts did, less what one job does alone."""
     places, curve = snapshot.speeds.places, snapshot.jobs.curve
     parts = 1.0  # of two jobs that were alone
     if not came.all():
@@ -77,7 +77,7 @@ def _pays(snapshot: Snapshot, rows: IntColumn, came: BoolColumn) -> bool:
 
 
 def name_groups(snapshot: Snapshot, firsts: IntColumn, memory: FloatMatrix) -> BoolColumn:
-    """Write down whom rows share GPUs with; tell which rows share them with others."""
+    """Record which rows share GPUs; return which rows share them with others."""
     shares: BoolColumn = np.bincount(firsts, minlength=len(firsts))[firsts] > 1
     names = np.where(shares, snapshot.jobs.id[firsts] + 1.0, 0.0)
     memory[:, COLUMN.packed_with] = np.copysign(names, memory[:, COLUMN.packed_with]) + 0.0
@@ -175,10 +175,10 @@ def _may_join(
     places, curve = snapshot.speeds.places, snapshot.jobs.curve
     failed = memory[:, COLUMN.failed].astype(np.int64)
     known, model = failed % 2**MODEL_BITS, _model_of(snapshot, np.arange(len(curve)))
-    beside = known[row] >> model[hosts] | known[hosts] >> model[row]
+    unknown = known[row] >> model[hosts] | known[hosts] >> model[row]
     # Where the memory of two does not fit their rate is 0, which shows at once.
     there, here = places.packed[curve[row], curve[hosts]], places.packed[curve[hosts], curve[row]]
-    pair = (beside & 1 == 0) & (1.0 / there + 1.0 / here > 0.0)
+    pair = (unknown & 1 == 0) & (1.0 / there + 1.0 / here > 0.0)
     most, size = failed[row] >> MODEL_BITS, units.size[row] + units.size[hosts]
     fits = units.memory[row] + units.memory[hosts] <= FULL
     may: BoolColumn = np.where(size == 2, pair, fits & ((most == 0) | (size < most)))

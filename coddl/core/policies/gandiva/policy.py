@@ -104,10 +104,10 @@ class Gandiva:
         int, Meaning("running jobs that one decision may move so that free GPUs lie together")
     ] = 1
     idle: Annotated[
-        Part, Meaning("part of a server's GPUs: if so many are free, its jobs may move elsewhere")
+        Part, Meaning("part of a server's GPUs: if this many are free, its jobs may move elsewhere")
     ] = 0.75
     grow_after_s: Annotated[
-        float, Meaning("GPUs idle for so many seconds go to elastic jobs beside them; 0: never")
+        float, Meaning("seconds until idle GPUs go to elastic jobs on the same server; 0: never")
     ] = 60.0
     asks: Asks = "request"
 
@@ -161,7 +161,7 @@ def _dealt(
     order: IntColumn,
     firsts: IntColumn,
 ) -> BoolColumn:
-    """Who runs in this slice; `free` becomes what is left of each server."""
+    """Return which rows run in this slice; `free` becomes what is left of each server."""
     runs = deal(free, assigned, order, firsts)
     # What takes turns with another runs on any GPU that would be idle, not only where it is.
     assigned.head[(state.snapshot.jobs.in_turns > 0) & ~runs] = -1
@@ -170,9 +170,9 @@ def _dealt(
 
 
 def _needs_next_slice(state: GandivaState, runs: BoolColumn, is_assigned: BoolColumn) -> bool:
-    """Tell whether the next slice is another's turn, or ends a trial of packing.
+    """Return whether the next slice is another's turn, or ends a trial of packing.
 
-    Who takes turns with another on its GPU anyway needs no decision for that.
+    A job that takes turns with another on its GPU anyway needs no decision for that.
     """
     guests = runs & ~is_assigned
     waits = ~runs & (is_assigned | guests.any())
@@ -238,7 +238,7 @@ def _groups(policy: Gandiva, state: GandivaState) -> IntColumn:
 def _pack(
     policy: Gandiva, state: GandivaState, assigned: NodeAssignment, firsts: IntColumn
 ) -> tuple[BoolColumn, IntColumn]:
-    """Try jobs on the GPUs of others; tell who shares GPUs, and who has moved for that."""
+    """Try jobs on the GPUs of others; return which rows share GPUs, and which moved for that."""
     snapshot, servers, memory = state.snapshot, state.servers, state.memory
     grouped, moved = name_groups(snapshot, firsts, memory), np.zeros(0, np.int64)
     heavy = snapshot.speeds.places.busy.min(initial=1.0) >= policy.pack_below

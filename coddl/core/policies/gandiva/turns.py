@@ -1,4 +1,4 @@
-"""Taking turns: who runs in this slice of time, and when the next one begins."""
+"""Taking turns: which jobs run in this slice of time, and when the next one begins."""
 
 import math
 
@@ -28,9 +28,9 @@ def midst_of_turn(jobs: JobTable, began: FloatColumn, now: int) -> BoolColumn:
 def order_of_turns(jobs: JobTable, midst: BoolColumn) -> IntColumn:
     """Rows by their claim to this slice: weighted round robin.
 
-    Who is in the midst of its turn goes on; then comes who has waited longest, those that never ran
-    first; then those whose turn is over, who has run longest without a break last. Who takes turns
-    with another on its GPU anyway comes after all of them.
+    A row in the midst of its turn goes on; then come the waiting rows, the longest wait first and
+    those that never ran before them; then those whose turn is over, the longest unbroken run last.
+    A row that takes turns with another on its GPU anyway comes after all of them.
     """
     runs = jobs.gpus > 0
     rank = np.where(runs, np.where(midst, 0, 2), np.where(jobs.in_turns > 0, 3, 1))
@@ -67,7 +67,7 @@ def deal(
 
 @part
 def still_free(free: IntColumn, slots_by_node: Slots, row: int, need: int) -> bool:
-    """Tell whether what a row sits on is what it needs and no other row's turn."""
+    """Return whether what a row sits on is what it needs and no other row's turn."""
     for i in range(slots_by_node.first[row], slots_by_node.first[row + 1]):
         need -= slots_by_node.gpus[i]
         if slots_by_node.gpus[i] > free[slots_by_node.island[i]]:

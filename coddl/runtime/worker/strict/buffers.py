@@ -31,7 +31,7 @@ class Buffers:
         self.agree(None)
 
     def agreed(self) -> list[int] | None:
-        """Tell which buffers forward changes, once that is known."""
+        """Return which buffers forward changes, once that is known."""
         return self._live
 
     def agree(self, live: Sequence[int] | None) -> None:
@@ -44,7 +44,7 @@ class Buffers:
         self._sort()
 
     def exchanged(self) -> list[Tensor]:
-        """Give the live buffers, in the order of their deltas."""
+        """Return the live buffers, in the order of their deltas."""
         return [*self._averaged[0], *self._counted[0]]
 
     @torch.no_grad()
@@ -67,7 +67,7 @@ class Buffers:
                 torch._foreach_copy_(live, published)
 
     def changed(self) -> list[bool]:
-        """Tell of each buffer whether the first pass has changed it.
+        """Return for each buffer whether the first pass has changed it.
 
         By value: batch norm's kernels change their statistics behind autograd's version counters.
         """
@@ -100,13 +100,13 @@ class Buffers:
             if i not in self._published and buffer._version != self._versions[i]:
                 raise TrainingError(
                     f"buffer {self._names[i]} changed for the first time after the first pass",
-                    "all workers must exchange the same buffers, and the first pass tells which",
+                    "all workers must exchange the same buffers, and the first pass decides which",
                     "update it in every pass, or keep it in an object given to coddl.track",
                 )
 
     @torch.no_grad()
     def deltas(self, count_factor: float) -> list[Tensor]:
-        """Give what the pass did to each live buffer; counters' part is multiplied."""
+        """Return what the pass did to each live buffer; counters' part is multiplied."""
         live, published = self._averaged
         found = [d.float() for d in torch._foreach_sub(live, published)] if live else []
         for buffer, before in zip(*self._counted, strict=True):

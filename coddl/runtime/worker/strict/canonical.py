@@ -103,7 +103,7 @@ class Canonical:
 
 
 def subtrees(owned: range) -> list[SumNode]:
-    """Give the largest whole subtrees of a range, in order."""
+    """Return the largest whole subtrees of a range, in order."""
     nodes: list[SumNode] = []
     for leaf in owned:
         nodes.append(SumNode(leaf, 1))

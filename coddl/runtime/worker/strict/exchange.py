@@ -2,7 +2,7 @@
 
 Every pass of the loop leaves its gradient here; the one that completes the iteration ends in
 `finish`. What forward did to buffers travels along as differences, and so do a few *notes*: numbers
-whose sum tells every worker the same thing about all of them.
+whose sum gives every worker the same information about all of them.
 """
 
 import zlib
@@ -42,16 +42,16 @@ class StrictExchange:
         self._present = [False] * len(self.parameters)
 
     def signature(self) -> int:
-        """Tell layouts apart: workers whose signatures differ can't exchange."""
+        """Return the layout's signature: workers whose signatures differ can't exchange."""
         shapes = [(tuple(p.shape), str(p.dtype)) for p in self.parameters]
         return zlib.crc32(repr(shapes).encode())
 
     def gradient_bytes(self) -> list[int]:
-        """Give the size of each tensor that is exchanged."""
+        """Return the size of each tensor that is exchanged."""
         return [p.numel() * p.element_size() for p in self.parameters if p.requires_grad]
 
     def sent_together(self) -> list[list[Tensor]]:
-        """Give the parameters by type: the gradients of one type are one vector."""
+        """Return the parameters by type: the gradients of one type are one vector."""
         kinds = sorted({p.dtype for p in self.parameters}, key=str)
         trained = [p for p in self.parameters if p.requires_grad]
         return [[p for p in trained if p.dtype == kind] for kind in kinds]

@@ -109,7 +109,7 @@ class Loader:
         self._stream: Iterator[Item] | None = None
 
     def fetch(self, key: Key, *, inline: bool = False) -> Item:
-        """Give the batch of a pass, on the model's device; `inline` without loader processes."""
+        """Return the batch of a pass, on the model's device; `inline` without loader processes."""
         batch = self._fetched(key) if self._workers and not inline else self._samples[key]
         if self._device.type == "cpu":
             return batch

@@ -130,12 +130,12 @@ class StrictSession:
 
     @property
     def is_last_pass(self) -> bool:
-        """Tell whether this pass completes the iteration, on this worker."""
+        """Return whether this pass completes the iteration, on this worker."""
         return not self.rehearsing and self._index == len(self._passes) - 1
 
     @property
     def is_main(self) -> bool:
-        """Tell whether this is the oldest worker; alone, always."""
+        """Return whether this is the oldest worker; alone, always."""
         return self._membership.is_main
 
     def advance(self) -> Item:
@@ -161,7 +161,7 @@ class StrictSession:
 
     @property
     def rehearses(self) -> bool:
-        """Tell whether what the script computes is thrown away."""
+        """Return whether what the script computes is thrown away."""
         return self.rehearsing
 
     def track(self, **things: Any) -> None:
@@ -208,7 +208,7 @@ class StrictSession:
         return unscale() if self.exchanged() else None
 
     def is_unscaled(self, optimizer: int) -> bool:
-        """Tell whether `unscale_` was called for it in this pass."""
+        """Return whether `unscale_` was called for it in this pass."""
         return optimizer in self._unscaled
 
     def when_applied(self, call: Callable[[], object]) -> Any:
@@ -223,7 +223,7 @@ class StrictSession:
         return call()
 
     def exchanged(self) -> bool:
-        """Make this iteration's sums, once; tells whether that worked."""
+        """Make this iteration's sums, once; return whether that worked."""
         if self._exchanged or self._membership.failed:
             return self._exchanged
         vote = self._membership.is_due
@@ -447,7 +447,7 @@ class StrictSession:
         torch.set_num_threads(1)  # sums inside kernels depend on their number
 
     def signature(self) -> int:
-        """Tell layouts of parameters apart."""
+        """Return a signature of the parameters' layout."""
         return self._exchange.signature()
 
     def _described(self) -> Meta:
@@ -462,7 +462,7 @@ class StrictSession:
         }
 
     def _keys_ahead(self) -> Iterator[Key]:
-        """Tell loader processes what will be asked for next, as things stand."""
+        """Announce to loader processes what will be needed next, as things stand."""
         for step in range(self.step, self.steps):
             for node in list(self._passes):
                 yield Key(step, node)
