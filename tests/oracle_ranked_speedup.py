@@ -99,7 +99,7 @@ def share_in_crowd(job: Job, delayed: float, left: int) -> int:
 
     def delay_s(share: int) -> float:
         others = (1.0 + delayed * share) * job.model.step_s[share]
-        return others if share == present else others * 1.2
+        return others if share == present else others * 1.33
 
     return min((share for share in shares if share <= left), key=delay_s, default=0)
 

@@ -60,7 +60,7 @@ TRUST: Final = 0.4  # part of q - 1 that holds where lengths are learned: their 
 PAYBACK_S: Final = 600.0  # in which a resize has to make up for its pause, or else until the end
 ROOMY: Final = 6  # GPUs per job beyond which there is room for all
 DELAYED: Final = 2.0  # jobs that a job delays per job present: as many arrive as are there
-CLEARLY: Final = 0.2  # part by which a share must be better under overload: speeds are predictions
+CLEARLY: Final = 0.33  # part by which a share must be better under overload: speeds are predictions
 SHRINKING: Final = 2.0  # resizes that it takes to shrink for another job: this one and that one's
 
 
