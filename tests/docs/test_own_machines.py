@@ -69,7 +69,7 @@ def test_stopping_a_unit_leaves_time_to_save_jobs(name: str) -> None:
 
 
 def test_every_setting_that_the_page_explains_is_in_a_unit() -> None:
-    table = PAGE.partition("## What the units say")[2].partition("\n## ")[0]
+    table = PAGE.partition("## What the unit files set")[2].partition("\n## ")[0]
     texts = [unit.read_text() for unit in UNITS]
     settings = re.findall(r"`([A-Z]\w+=[^`]+)`", table)
     assert len(settings) > 7
