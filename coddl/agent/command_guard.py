@@ -142,7 +142,7 @@ def _signal(group: int, number: int) -> None:
 
 
 def _code_of(command: "subprocess.Popen[bytes]") -> int | None:
-    """Reap whoever has ended; give the command's exit code once it has."""
+    """Reap the processes that have ended; give the command's exit code once it has."""
     code = command.poll()
     if code is None:
         _reap_others(command.pid)

@@ -124,7 +124,7 @@ class ReportOutbox:
     def _say_report(self, report: Report) -> None:
         if self._send is None:
             return
-        if isinstance(report.fact, RunEnded):  # whoever reads the job's lines stops at its end
+        if isinstance(report.fact, RunEnded):  # readers of the job's lines stop at its end
             for batch in self._log_spool.take_all(report.fact.job):
                 self._send(batch)
         self._send(report)

@@ -70,7 +70,7 @@ class AgentBridge:
         self._hear_holding = on_holding
         self._hear_warm = on_warm
         self.is_leased = is_leased
-        self._attempts: dict[str, int] = {}  # of whoever has processes here
+        self._attempts: dict[str, int] = {}  # of the jobs that have processes here
         self.table = SlotTable(0, {})
         self.environments: Mapping[str, JobEnvironment] = {}
         self.commands: Set[int] = frozenset()  # slots that have a command's processes

@@ -122,7 +122,7 @@ class Loop:
 
 
 class MessageChannel(Protocol):
-    """Messages to one peer; what it says goes to whoever has opened the channel."""
+    """Sends messages to one peer; its messages go to the owner of the channel."""
 
     is_open: bool
 

@@ -53,7 +53,7 @@ class Network:
     ) -> None:
         """Have the wish for a line come to the server's machine."""
         if self.is_cut(node, "up") or self.is_over:
-            return  # it is repeated, until whoever dials has lost patience
+            return  # it is repeated, until the side that dials gives up
         server = self._server
         if server is None or not server.is_alive or self._accept is None:
             if not self.is_cut(node, "down"):

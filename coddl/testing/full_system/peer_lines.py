@@ -130,7 +130,7 @@ class PeerDialing:
     def _arrive(self) -> None:
         network, node = self._network, self._address.node
         if self._is_over or not network.reaches(self._node, node):
-            return  # whoever dials loses patience
+            return  # the side that dials gives up
         if not self._loop.process.is_alive:
             return
         end = network.open(self._node, self._loop, self._address)
