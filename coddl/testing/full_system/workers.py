@@ -124,8 +124,6 @@ class SimulatedHosts:
         """Tell whether a run may start a worker on an empty slot here."""
         if not self.process.runs:
             return False
-        if run.spec.is_elastic:
-            return self.bridge.owner_of(slot) == (str(run.job), run.attempt)
         owner = self.bridge.table.owners.get(slot)  # a command's agent has looked before
         return owner == (run.job, run.attempt) and self.bridge.is_leased()
 
@@ -194,17 +192,12 @@ class WorkerCluster(EmulatedCluster):
     # Trainings.
 
     def lead(self, run: JobRun, runner: "SimulatedRunner") -> EmulatedTraining:
-        """Give a run the training whose workers it adopts, or a new one from what was saved."""
-        training = self._trainings.get(run.job)
-        if training is None or not run.adopt or not self.slots_of(training):
-            training = EmulatedTraining(self.workload_of(run), self._costs, self.saved(run.job))
-            self._trainings[run.job] = training
-            left = [s for s, worker in self.workers.items() if worker.job == run.job]
-            self._watch.began(run, self.saved(run.job), left)
-        elif (before := self._leads.get(training)) is not None and before is not runner:
-            self.leave_alone(training)
-        for slot in self.slots_of(training):
-            self.workers[slot].attempt = run.attempt
+        """Give a run a training that begins from what was saved: commands are not adopted."""
+        assert not run.adopt
+        training = EmulatedTraining(self.workload_of(run), self._costs, self.saved(run.job))
+        self._trainings[run.job] = training
+        left = [slot for slot, worker in self.workers.items() if worker.job == run.job]
+        self._watch.began(run, self.saved(run.job), left)
         self._leads[training] = runner
         return training
 
