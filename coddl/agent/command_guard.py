@@ -159,7 +159,7 @@ def _reap_others(command: int) -> None:
 
 
 def _end_family() -> None:
-    """Kill all that is left, however deep, until nobody is."""
+    """Kill all that is left, however deep, until nothing is."""
     while True:
         for pid in _below(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):

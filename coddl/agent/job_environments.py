@@ -18,7 +18,7 @@ from coddl.runtime.supervisor.slots import JobEnvironment
 
 PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0)  # between tries to get what the system or the line refused
 
-# What would mislead a job: our own affairs, and a place in somebody else's group.
+# What would mislead a job: our own settings, and a place in another group.
 HIDDEN_PREFIXES: Final = ("CODDL_", "PET_", "TORCHELASTIC_")
 HIDDEN: Final = frozenset(
     {

@@ -290,7 +290,7 @@ async def _until_told(
             outbox.notice(notice.leaves_at_s)
 
     def on_defect(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # Of a mistake of ours nobody knows what else it has spoilt: jobs are safer elsewhere.
+        # A bug of ours may have spoilt more than is known: jobs are safer elsewhere.
         error = context.get("exception") or RuntimeError(context["message"])
         log.error("agent_defect", exc_info=error)
         defects.append(error)

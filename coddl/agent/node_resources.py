@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-SHORT_PART: Final = 0.04  # of the memory: below that somebody has to go
+SHORT_PART: Final = 0.04  # of the memory: below that a parked job is ended
 THREADS: Final = "OMP_NUM_THREADS"
 CGROUP: Final = Path("/sys/fs/cgroup")
 

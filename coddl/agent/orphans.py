@@ -135,7 +135,7 @@ class OrphanProcesses:
         leaders = self._recorded()
         found = {each.name: each for each in started_with({MARK: self._mark})}
         for each in processes():
-            # While a session has members, the kernel gives its number to nobody else.
+            # While a session has members, the kernel gives its number to no other.
             started = leaders.get(each.session)
             leader = each if each.pid == each.session else process(each.session)
             if started is not None and (leader is None or leader.started == started):

@@ -138,7 +138,7 @@ class RunReporter:
         return (), ""
 
     def ended(self, code: int, asked: Asked) -> RunEnded | None:
-        """Give how the run has ended; None if that is nobody's business any more."""
+        """Give how the run has ended; None if it no longer matters."""
         if code == SUPERSEDED:
             return None
         outcome = self._outcome(code, asked)

@@ -81,7 +81,7 @@ class AgentBridge:
         return self.environments.get(job)
 
     def owner_of(self, slot: int) -> tuple[str, int] | None:
-        """Tell to which job and attempt a slot is given now; nobody's while a command is there."""
+        """Return the job and attempt that a slot is given to; None while a command is there."""
         run_id = self.table.owners.get(slot)
         if run_id is None or slot in self.commands or not self.is_leased():
             return None

@@ -22,7 +22,7 @@ from coddl.testing.contract import SETTINGS, job_rows
 
 
 class Asked(NamedTuple):
-    """What a placement is asked: a snapshot, and what its rows shall have."""
+    """What a placement is asked: a snapshot, and what its rows are to have."""
 
     snapshot: Snapshot
     allocation: Allocation
@@ -62,7 +62,7 @@ def any_places(curves: int, kinds: int, seed: int) -> Places:
 
 @st.composite
 def placed_rows(draw: st.DrawFn, rows: list[JobRow], cluster: Cluster) -> list[JobRow]:
-    """The rows, some of those that have started on GPUs that nobody else has."""
+    """The rows, some of those that have started on GPUs that no other row has."""
     columns, out = cluster.columns, []
     free = columns.island_gpus.copy()
     for row in rows:

@@ -206,7 +206,7 @@ class ForkServer:
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, options)) is not None:
-                # Still a zombie, so the number of its group can't be anybody else's.
+                # Still a zombie, so the number of its group can't be another's.
                 _kill_group(ended.si_pid)
                 _, status = os.waitpid(ended.si_pid, 0)
                 self._others.discard(ended.si_pid)

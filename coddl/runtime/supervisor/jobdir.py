@@ -89,7 +89,7 @@ def _images() -> Path:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder that is ours alone, or raise: in /tmp anybody could have made it."""
+    """Make a folder that is ours alone, or raise: in /tmp another user could have made it."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     found = folder.lstat()
@@ -163,8 +163,8 @@ def _claim(folder: Path, script: Path, *, fresh: bool) -> None:
 def lead(folder: Path, script: Path, attempt: int) -> None:
     """Make the folder this attempt's own; raise if a newer one has it.
 
-    Its lead may have been replaced without knowing. So the number in the folder tells, to whoever
-    is about to write there.
+    Its lead may have been replaced without knowing. So the number in the folder is
+    read before each write there.
     """
     with _alone(folder):
         newest = _about(folder).get("attempt")

@@ -283,7 +283,7 @@ class NodeMachine:
             self.process.kill()
 
     def lose(self) -> None:
-        """Switch the machine off: nobody is told."""
+        """Switch the machine off without notice."""
         if self.is_up and self.process is not None:
             self._world.story.tell(f"node {self.name} is switched off")
             self._is_silent = True

@@ -31,7 +31,7 @@ FaultKind = Literal[
     "disk slow",
     "agent killed",  # at any step of it; its workers die with it
     "agent stopped",
-    "node lost",  # the machine is gone, and nobody hears a word
+    "node lost",  # the machine is gone, without a word
     "node leaves",  # with notice
     "agent ended",  # in order, as by SIGTERM
     "line broken",  # and dialled again

@@ -5,7 +5,7 @@ whichever process it is of; when nothing is ready the clock jumps to what is due
 function of what was put into it.
 
 A process can be stopped (nothing of it runs until it is continued) and killed (nothing of it ever
-runs again, and nobody tidies up). Its clocks may be wrong: each has an offset, and a rate.
+runs again, and nothing is tidied up). Its clocks may be wrong: each has an offset, and a rate.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class SimulatedProcess:
         skew: Skew,
         on_error: Callable[["SimulatedProcess", BaseException], None],
     ) -> None:
-        """`on_error` hears of exceptions that nobody awaits."""
+        """`on_error` hears of exceptions that are not awaited."""
         self.name = name
         self.time = time
         self.skew = skew
@@ -228,7 +228,7 @@ class SimulatedProcess:
             self._on_death()
 
     def report(self, error: BaseException) -> None:
-        """Tell of an exception that nobody awaits."""
+        """Tell of an exception that is not awaited."""
         if self.is_alive:
             self._on_error(self, error)
 
