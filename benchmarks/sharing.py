@@ -32,6 +32,7 @@ from benchmarks.elastic.shared_device import GpuMemory, SharedDevice, shared_dev
 
 ROUNDS: Final = 3
 SLACK_BYTES: Final = 32 << 20
+SETTLED: Final = 200  # steps, after which a job has pinned its memory and measured its passes
 FIRST_STEPS: Final = 100
 PARTS: Final = ("suspend", "turns", "resident", "search")
 
@@ -104,32 +105,34 @@ def through_disk(device: SharedDevice, job: int) -> float:
 def turns(
     device: SharedDevice, options: argparse.Namespace, numbers: Sequence[int], where: str
 ) -> list[dict[str, Any]]:
-    """Have so many jobs take turns, and compare them with one of them alone afterwards.
-
-    Not before: a job that has just started also pins memory, and is slower.
-    """
+    """Have so many jobs take turns, and compare them with one of them alone, before and after."""
     device.decide_by(f"gandiva:quantum_s={options.quantum}")
     first, found = f"{where}0", []
-    jobs = {first: device.submit(first, options.state_mb)}
+    jobs = {first: device.submit(first, options.state_mb, uses=options.uses)}
+    device.await_steps(first, SETTLED)
+    alone = [rate(device, first, options.quantum / 2)]
     for number in numbers:
         for name in [f"{where}{each}" for each in range(len(jobs), number)]:
-            jobs[name] = device.submit(name, options.state_mb)
+            jobs[name] = device.submit(name, options.state_mb, uses=options.uses)
         steps = in_turns(device, list(jobs), -(-options.turns // number))
         shares = device.client.get(f"/jobs/{jobs[first]}")["turns"]
         found.append((steps, shares["share"] if shares else None))
     device.end(*list(jobs.values())[1:])
     device.await_steps(first, 20)
-    alone_per_s = rate(device, first, options.quantum)
+    alone.append(rate(device, first, options.quantum / 2))
+    alone_per_s = statistics.fmean(alone)
     device.end(jobs[first])
     return [
         {
             "jobs": len(steps.counts),
             "quantum_s": options.quantum,
             "where": where,
-            "alone_steps_per_s": alone_per_s,
+            "alone_steps_per_s": alone,
             "steps_per_s": sum(steps.counts) / steps.seconds,
             "ratio": sum(steps.counts) / steps.seconds / alone_per_s,
             "switch_s": steps.switch_s,
+            "switching": steps.switching,
+            "first_in_turn": steps.first_per_s / alone_per_s,
             "parts": [each / sum(steps.counts) for each in steps.counts],
             "off_equal": max(abs(n / statistics.fmean(steps.counts) - 1.0) for n in steps.counts),
             "share_of_first": share,
@@ -144,6 +147,8 @@ class Steps(NamedTuple):
     seconds: float
     counts: list[int]  # by job
     switch_s: float  # between the last step of a turn and the first one of the next, the median
+    switching: float  # the part of the time in which no job makes steps
+    first_per_s: float  # steps per second of the first job while it has its turn
 
 
 def in_turns(device: SharedDevice, names: Sequence[str], rounds: int) -> Steps:
@@ -160,14 +165,26 @@ def in_turns(device: SharedDevice, names: Sequence[str], rounds: int) -> Steps:
     seen = look()[left_out:turns_wanted]
     begin_s, end_s = seen[0].first_s, seen[-1].first_s
     counts = [sum(begin_s <= at_s < end_s for at_s in device.steps(name)) for name in names]
-    return Steps(end_s - begin_s, counts, statistics.median(s.first_s - s.last_s for s in seen))
+    turns = [(each.name, each.first_s, after.last_s) for each, after in itertools.pairwise(seen)]
+    in_turn_s = sum(last_s - first_s for _, first_s, last_s in turns)
+    own_s = sum(last_s - first_s for name, first_s, last_s in turns if name == names[0])
+    own_turns = sum(name == names[0] for name, _, _ in turns)
+    return Steps(
+        seconds=end_s - begin_s,
+        counts=counts,
+        switch_s=statistics.median(each.first_s - each.last_s for each in seen),
+        # The first step of a turn is part of what lies between two turns.
+        switching=1.0 - in_turn_s * sum(counts) / (sum(counts) - len(turns)) / (end_s - begin_s),
+        first_per_s=(counts[0] - own_turns) / own_s,
+    )
 
 
 class Switch(NamedTuple):
     """From one turn to the next."""
 
     last_s: float  # when the last step of the turn ended
-    first_s: float  # when the first step of the next one ended
+    name: str  # of the job that has the next one
+    first_s: float  # when its first step ended
 
 
 def switches(device: SharedDevice, names: Sequence[str], since_s: float) -> list[Switch]:
@@ -175,7 +192,7 @@ def switches(device: SharedDevice, names: Sequence[str], since_s: float) -> list
     steps = sorted((at_s, name) for name in names for at_s in device.steps(name))
     later = [(at_s, name) for at_s, name in steps if at_s >= since_s]
     return [
-        Switch(last_s, first_s)
+        Switch(last_s, name, first_s)
         for (last_s, before), (first_s, name) in itertools.pairwise(later)
         if name != before
     ]
@@ -245,6 +262,12 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cpu", action="store_true", help="on a CPU slot")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--state-mb", type=int, default=4000)
+    parser.add_argument(
+        "--uses",
+        type=int,
+        help="of each sample in a step of a job that takes turns (default: 8 on a GPU, so that it "
+        "and not the host is what steps wait for, or 1)",
+    )
     parser.add_argument("--quantum", type=float, default=10.0, help="seconds of a turn")
     parser.add_argument(
         "--jobs", type=int, nargs="+", default=(2, 6), help="that take turns, ascending"
@@ -254,7 +277,10 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--trial-mb", type=int, default=1000, help="of state, of each trial")
     parser.add_argument("--trial-steps", type=int, default=1000, help="of each trial")
     parser.add_argument("--trial-quantum", type=float, default=1.0)
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    if options.uses is None:
+        options.uses = 1 if options.cpu else 8
+    return options
 
 
 def main() -> None:
@@ -276,6 +302,10 @@ def main() -> None:
         print(f"{part['jobs']} jobs, {where} between turns of {part['quantum_s']:g} s:")
         print(
             f"  {part['ratio']:.1%} of one alone, at most {part['off_equal']:.1%} off equal parts"
+        )
+        print(
+            f"  {part['switching']:.1%} of the time between turns; in its turns the first job is "
+            f"at {part['first_in_turn']:.1%} of its speed alone"
         )
     if part := found.get("search"):
         ours, fifo = part["turns"]["all_s"], part["one_after_another"]["all_s"]

@@ -19,6 +19,7 @@ options = argparse.ArgumentParser()
 options.add_argument("--noted", type=Path, required=True, help="a file: a line per step")
 options.add_argument("--state-mb", type=int, default=16, help="of weights and Adam's moments")
 options.add_argument("--steps", type=int, default=10**9)
+options.add_argument("--uses", type=int, default=1, help="of each sample in a step: work of a GPU")
 options.add_argument("--rest-s", type=float, default=0.0, help="between two steps")
 asked = options.parse_args()
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -37,7 +38,7 @@ with asked.noted.open("a", buffering=1) as noted:
     for _ in coddl.epochs(-(-asked.steps // len(loader))):
         for (x,) in loader:
             begin_s = time.monotonic()
-            model(x.to(device)).square().mean().backward()
+            model(x.to(device).repeat(asked.uses, 1)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             if device == "cuda":
