@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from coddl.core.errors import UserError
@@ -126,7 +127,8 @@ def build(cls: type[P], parameters: str, spec: str, noun: str = "policy") -> P:
         raise UserError(what, str(error), f"{name}:parameter=value for each") from None
 
 
-def _declared(cls: type) -> dict[str, Any]:  # Any: type hints
+@cache  # a policy is built for every decision, and reading its types takes longer than that
+def _declared(cls: type) -> Mapping[str, Any]:  # Any: type hints
     """The parameters of a class and their types, as they are declared."""
     if not dataclasses.is_dataclass(cls):
         return {}
