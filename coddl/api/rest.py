@@ -217,7 +217,7 @@ class BucketView(View):
 
 
 class SliceMemoryView(View):
-    """How much GPU memory a pass over a number of samples needs."""
+    """How much GPU memory a pass over a number of samples needs, or the update after it."""
 
     samples: int
     peak_bytes: int
@@ -234,7 +234,8 @@ class ProfileView(View):
     other_s: float  # per step: what is in no other number
     data_s: float  # per step: the wait for the loader
     buckets: list[BucketView]  # in the order in which they are sent
-    memory: list[SliceMemoryView]
+    memory: list[SliceMemoryView]  # of passes; where no update is known, of both
+    update_memory: list[SliceMemoryView] = []  # of updates
     state_bytes: int  # of parameters, buffers and the optimizers' state
     largest_tensor_bytes: int
     virtual_nodes: int | None  # of a strict training

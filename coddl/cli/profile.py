@@ -107,13 +107,14 @@ def lines_of(found: Answer) -> "list[Text]":
         }
         for each, host_s in zip(found["slices"], hosts_s, strict=True)
     ]
+    of_update = max((e["peak_bytes"] for e in found.get("update_memory", ())), default=0)
     gradient_bytes = sum(each["bytes"] for each in found["buckets"])
     nodes = found["virtual_nodes"]
     strict = f", strict with {nodes} virtual nodes" if nodes is not None else ""
     fields = [
         ("device", found["device"]),
         ("batch", f"{found['batch']:,} samples{strict}"),
-        ("update", _ms(found["update_s"])),
+        ("update", _ms(found["update_s"]) + (f", {memory_size(of_update)}" if of_update else "")),
         ("data", _ms(found["data_s"])),
         ("other", _ms(found["other_s"])),
         ("gradients", f"{_mb(gradient_bytes)}, {_sent(found['buckets'])}"),

@@ -1638,6 +1638,11 @@ export interface components {
             buckets: components["schemas"]["BucketView"][];
             /** Memory */
             memory: components["schemas"]["SliceMemoryView"][];
+            /**
+             * Update Memory
+             * @default []
+             */
+            update_memory: components["schemas"]["SliceMemoryView"][];
             /** State Bytes */
             state_bytes: number;
             /** Largest Tensor Bytes */
@@ -1768,7 +1773,7 @@ export interface components {
         };
         /**
          * SliceMemoryView
-         * @description How much GPU memory a pass over a number of samples needs.
+         * @description How much GPU memory a pass over a number of samples needs, or the update after it.
          */
         SliceMemoryView: {
             /** Samples */

@@ -68,6 +68,7 @@ PROFILED = {
         {"samples": 64, "forward_s": 0.0101, "backward_s": 0.0202},
     ],
     "buckets": [{"bytes": 3 << 20, "ready": 0.25}, {"bytes": 1 << 20, "ready": 1.0}],
-    "memory": [{"samples": 64, "peak_bytes": 3 << 30}], "state_bytes": 1 << 30,
+    "memory": [{"samples": 64, "peak_bytes": 3 << 30}],
+    "update_memory": [{"samples": 64, "peak_bytes": 2 << 30}], "state_bytes": 1 << 30,
     "largest_tensor_bytes": 1 << 20, "virtual_nodes": None, "signature": "0123456789abcdef",
 }  # fmt: skip

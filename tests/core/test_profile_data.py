@@ -1,6 +1,7 @@
 """Profiles as files hold them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ PROFILE = TrainingProfile(
     data_s=0.0,
     buckets=(GradientBucket(1_048_576, 0.25), GradientBucket(26_214_400, 1.0)),
     memory=(SliceMemory(8, 10**9),),
+    update_memory=(SliceMemory(8, 10**9 + 1),),
     state_bytes=10**8,
     largest_tensor_bytes=10**7,
     virtual_nodes=8,
@@ -26,6 +28,12 @@ PROFILE = TrainingProfile(
 
 def test_what_was_written_is_read() -> None:
     assert TrainingProfile.from_data(json.loads(json.dumps(PROFILE.as_data()))) == PROFILE
+
+
+def test_a_profile_that_knows_nothing_of_updates_is_read() -> None:
+    data = PROFILE.as_data()
+    del data["update_memory"]
+    assert TrainingProfile.from_data(data) == replace(PROFILE, update_memory=())
 
 
 def test_slices_are_sorted() -> None:
@@ -45,6 +53,7 @@ def test_slices_are_sorted() -> None:
         {"buckets": [{"bytes": 1, "ready": 0.0}]},
         {"slices": [{"samples": 1}]},
         {"memory": 3},
+        {"update_memory": [{"samples": 1}]},
     ],
 )
 def test_what_is_no_profile_is_refused(change: dict[str, Any]) -> None:  # Any: JSON

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coddl.core.speed.profile import SliceMemory, SliceTime, TrainingProfile
-from coddl.core.speed.slices import fitted_line, pass_times, passes_needed
+from coddl.core.speed.slices import fitted_line, pass_times, passes_needed, peak_bytes
 
 PROFILE = TrainingProfile("cpu", 32, (SliceTime(8, 0.5, 1.0),), 0.0, 0.0, 0.0, ())
 GB = 10**9
@@ -90,3 +90,30 @@ def test_a_slice_takes_passes(
 ) -> None:
     profile = replace(PROFILE, memory=memory, state_bytes=2 * GB)
     assert passes_needed(profile, samples, device_gb * GB) == want
+
+
+UPDATES = (SliceMemory(8, 12 * GB), SliceMemory(16, 13 * GB))  # 11 GB, and 1/8 GB a sample
+PEAKS: dict[str, tuple[tuple[SliceMemory, ...], tuple[SliceMemory, ...], dict[int, int]]] = {
+    "passes alone": (MEMORY, (), {1: 3, 8: 10, 32: 34}),
+    "with few samples it is the update": (MEMORY, UPDATES[:1], {1: 12, 8: 12, 9: 12, 32: 34}),
+    "which may keep something of each sample": (MEMORY, UPDATES, {0: 11, 8: 12, 32: 34}),
+    "one size: nothing of an update is of samples": (MEMORY[:1], UPDATES[:1], {1: 12, 16: 18}),
+}
+
+
+@pytest.mark.parametrize(("memory", "updates", "want"), PEAKS.values(), ids=PEAKS.keys())
+def test_a_peak_is_that_of_the_pass_or_of_the_update(
+    memory: tuple[SliceMemory, ...], updates: tuple[SliceMemory, ...], want: dict[int, int]
+) -> None:
+    profile = replace(PROFILE, memory=memory, update_memory=updates, state_bytes=2 * GB)
+    peak = peak_bytes(profile)
+    assert peak is not None
+    assert {n: peak.at(n) for n in want} == pytest.approx({n: gb * GB for n, gb in want.items()})
+
+
+@pytest.mark.parametrize(
+    ("device_gb", "want"), {18.1: 1, 13.1: 2, 12.1: 2, 11.6: 4, 11.1: None}.items()
+)
+def test_no_pass_is_too_small_for_its_update(device_gb: float, want: int | None) -> None:
+    profile = replace(PROFILE, memory=MEMORY, update_memory=UPDATES)
+    assert passes_needed(profile, 16, device_gb * GB) == want

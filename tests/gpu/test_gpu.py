@@ -117,6 +117,7 @@ def test_a_size_that_would_not_fit_is_refused_before_it_is_tried(tmp_path: Path)
         ), limit
         memory = job.status()["memory"]
         assert memory["peak_bytes"]["16"] < memory["peak_bytes"]["32"] < memory["device_bytes"]
+        assert 0 < memory["update_bytes"]["16"] < memory["peak_bytes"]["32"]
         with pytest.raises(TrainingError, match="can't run on 1 workers"):
             job.ask("resize", workers=1)
         job.finish()

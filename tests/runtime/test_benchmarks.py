@@ -70,11 +70,18 @@ def test_the_cost_of_inspection_is_a_ratio_of_blocks_in_the_same_run() -> None:
 
 @pytest.mark.slow
 def test_passes_of_other_sizes_are_predicted_and_measured() -> None:
-    words = ["--device", "cpu", "--batch", "8", "--steps", "20"]
+    words = ["--device", "cpu", "--batch", "8", "--steps", "20", "--runs", "2"]
     found = slices.measure("mlp", slices.parsed(words))
-    assert [*found["sizes"]] == [8, 2, 4, 3, 1]
-    assert [*found["held_out"]] == [*found["from_whole"]] == [4, 3, 1]
-    assert all(each["time"] > -1.0 for each in found["held_out"].values())
+    assert sorted(found["sizes"]) == [1, 2, 3, 4, 8]
+    for kind, sizes in {
+        "held_out": [1, 3, 4],
+        "other_process": [1, 3, 4],
+        "from_whole": [1, 2, 3, 4],
+    }.items():
+        assert sorted(found[kind]) == sizes
+        assert all(each["time"] > -1.0 for each in found[kind].values())
+    assert all(len(each["times"]) == 2 for each in found["held_out"].values())
+    assert all(sorted(each) == [1, 2, 3, 4, 8] for each in found["runs"])
     assert all(each["forward_s"] > 0.0 for each in found["sizes"].values())
 
 

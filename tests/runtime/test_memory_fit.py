@@ -137,10 +137,34 @@ def test_passes_of_a_micro_batch_are_what_runs_out() -> None:
 
 def test_peaks_are_shown() -> None:
     known = memory_fit((32, 2.0), (16, 1.0), (32, 3.0))
+    for update_bytes in (2 * GIB, GIB, 0):
+        known.measured(
+            samples=16,
+            peak_bytes=GIB,
+            exchange_bytes=0,
+            device_bytes=0,
+            update_bytes=update_bytes,
+        )
     assert known.as_data() == {
         "peak_bytes": {16: GIB, 32: 3 * GIB},
+        "update_bytes": {16: 2 * GIB},
         "device_bytes": 79 * GIB,
     }
+
+
+def test_a_profile_has_passes_and_updates() -> None:
+    told, limits = supervisor(1)
+    for samples, update_gib in ((64, 5.0), (32, 4.5)):
+        limits.on_stepped(measured(samples, samples / 8, update_gib))
+    profile = told.job_status.profiled({"is": "profile"})["profile"]
+    assert profile["memory"] == [
+        {"samples": 32, "peak_bytes": 4 * GIB},
+        {"samples": 64, "peak_bytes": 8 * GIB},
+    ]
+    assert profile["update_memory"] == [
+        {"samples": 32, "peak_bytes": int(4.5 * GIB)},
+        {"samples": 64, "peak_bytes": 5 * GIB},
+    ]
 
 
 # What becomes of it.
@@ -180,9 +204,10 @@ def supervisor(
     return recorder, SizeLimiter(recorder)
 
 
-def measured(samples: int, peak_gib: float) -> Message:
+def measured(samples: int, peak_gib: float, update_gib: float = 0.0) -> Message:
     peak = {"samples": samples, "peak_bytes": int(peak_gib * GIB), "exchange_bytes": 0}
-    return {"is": "stepped", "memory": {**peak, "device_bytes": 79 * GIB}}
+    update = {"update_bytes": int(update_gib * GIB)}
+    return {"is": "stepped", "memory": {**peak, **update, "device_bytes": 79 * GIB}}
 
 
 def test_a_prediction_is_told_once_and_stops_nothing() -> None:

@@ -83,8 +83,12 @@ def merged(known: TrainingProfile | None, found: TrainingProfile) -> TrainingPro
     """Add what was known of other sizes of slices of the same training on the same device."""
     if known is None or not _is_same(known, found):
         return found
-    slices = _with_others(known.slices, found.slices)
-    return replace(found, slices=slices, memory=_with_others(known.memory, found.memory))
+    return replace(
+        found,
+        slices=_with_others(known.slices, found.slices),
+        memory=_with_others(known.memory, found.memory),
+        update_memory=_with_others(known.update_memory, found.update_memory),
+    )
 
 
 def knows_profile(known: TrainingProfile | None, found: TrainingProfile) -> bool:
@@ -96,13 +100,20 @@ def knows_profile(known: TrainingProfile | None, found: TrainingProfile) -> bool
         return False
     if _tells_host(found) and not _tells_host(known):
         return False
-    has_memory = {each.samples for each in found.memory} <= {each.samples for each in known.memory}
-    return has_memory and not any(is_news(now_s[n], before_s[n]) for n in now_s)
+    if not _sizes(found.memory) <= _sizes(known.memory):
+        return False
+    if not _sizes(found.update_memory) <= _sizes(known.update_memory):
+        return False
+    return not any(is_news(now_s[n], before_s[n]) for n in now_s)
 
 
 def _is_same(known: TrainingProfile, found: TrainingProfile) -> bool:
     about = (found.signature, found.device, found.batch, found.virtual_nodes)
     return about == (known.signature, known.device, known.batch, known.virtual_nodes)
+
+
+def _sizes(measured: tuple[SliceMemory, ...]) -> set[int]:
+    return {each.samples for each in measured}
 
 
 def _tells_host(profile: TrainingProfile) -> bool:

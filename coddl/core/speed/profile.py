@@ -34,7 +34,7 @@ class GradientBucket(NamedTuple):
 
 
 class SliceMemory(NamedTuple):
-    """How much GPU memory a pass over a number of samples needs."""
+    """How much GPU memory a pass over a number of samples needs, or the update after it."""
 
     samples: int
     peak_bytes: int
@@ -51,7 +51,8 @@ class TrainingProfile:
     other_s: float  # other parts of an update: zero_grad, logging, what the script does
     data_s: float  # waiting for the loader, in an update
     buckets: tuple[GradientBucket, ...]  # in the order in which they are sent
-    memory: tuple[SliceMemory, ...] = ()
+    memory: tuple[SliceMemory, ...] = ()  # of passes; where no update is known, of both
+    update_memory: tuple[SliceMemory, ...] = ()  # of updates
     state_bytes: int = 0
     largest_tensor_bytes: int = 0
     virtual_nodes: int | None = None  # of a strict training
@@ -60,13 +61,14 @@ class TrainingProfile:
     def __post_init__(self) -> None:
         """Refuse what no training can have: it comes from scripts, and decisions rest on it."""
         samples = [self.batch, *(each.samples for each in self.slices)]
-        samples += [each.samples for each in self.memory]
+        memory = [*self.memory, *self.update_memory]
+        samples += [each.samples for each in memory]
         counts = [self.state_bytes, self.largest_tensor_bytes, self.virtual_nodes or 1]
         counts += [each.bytes_ for each in self.buckets]
-        counts += [each.peak_bytes for each in self.memory]
+        counts += [each.peak_bytes for each in memory]
         seconds = [self.update_s, self.other_s, self.data_s]
         seconds += [half for each in self.slices for half in each[1:]]
-        lengths = len(self.slices), len(self.memory), len(self.buckets)
+        lengths = len(self.slices), len(memory), len(self.buckets)
         if not self.slices or max(lengths) > ENTRIES_MAX:
             raise ValueError(f"a profile has 1 to {ENTRIES_MAX} slices")
         if min(samples) < 1 or min(counts) < 0 or max(*samples, *counts) > COUNT_MAX:
@@ -90,6 +92,7 @@ class TrainingProfile:
             "data_s": self.data_s,
             "buckets": [{"bytes": each.bytes_, "ready": each.ready} for each in self.buckets],
             "memory": [each._asdict() for each in self.memory],
+            "update_memory": [each._asdict() for each in self.update_memory],
             "state_bytes": self.state_bytes,
             "largest_tensor_bytes": self.largest_tensor_bytes,
             "virtual_nodes": self.virtual_nodes,
@@ -131,15 +134,17 @@ class TrainingProfile:
             buckets=tuple(
                 GradientBucket(_count(e["bytes"]), _part(e["ready"])) for e in data["buckets"]
             ),
-            memory=tuple(
-                SliceMemory(_count(e["samples"], 1), _count(e["peak_bytes"]))
-                for e in data.get("memory", ())
-            ),
+            memory=_memory(data.get("memory", ())),
+            update_memory=_memory(data.get("update_memory", ())),
             state_bytes=_count(data.get("state_bytes", 0)),
             largest_tensor_bytes=_count(data.get("largest_tensor_bytes", 0)),
             virtual_nodes=None if nodes is None else _count(nodes, 1),
             signature=str(data.get("signature", "")),
         )
+
+
+def _memory(data: Any) -> tuple[SliceMemory, ...]:
+    return tuple(SliceMemory(_count(e["samples"], 1), _count(e["peak_bytes"])) for e in data)
 
 
 def _refusal(because: str) -> UserError:

@@ -1,5 +1,8 @@
 """Time and memory of a pass, as functions of its samples: a fixed part and one for every sample.
 
+Memory is what the pass or the update after it needs, whichever is more: with few samples that is
+the update, of which the memory of passes tells nothing.
+
 On a GPU, a pass takes no less than the host needs to launch its kernels. Sizes at which that is
 what a pass takes tell nothing of what a sample costs. Alone, the host launches a pass while the GPU
 still computes the one before; with other workers it waits for each exchange first, so that each
@@ -9,7 +12,7 @@ half of a pass takes at least its launches.
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from coddl.core.speed.profile import TrainingProfile
+from coddl.core.speed.profile import SliceMemory, TrainingProfile
 
 LAUNCHING: Final = 0.9  # the part of a pass from which on it counts as no more than launching
 
@@ -23,6 +26,22 @@ class SliceLine(NamedTuple):
     def at(self, samples: float) -> float:
         """Return the cost of a pass over these samples."""
         return self.fixed + self.per_sample * samples
+
+
+class PeakMemory(NamedTuple):
+    """How much GPU memory a training needs: that of a pass, or of the update after it."""
+
+    of_pass: SliceLine
+    of_update: SliceLine
+
+    def at(self, samples: float) -> float:
+        """Return the bytes that passes over these samples need."""
+        return max(line.at(samples) for line in self)
+
+    def samples_in(self, device_bytes: float) -> int:
+        """Return how many samples a pass may have in so much memory: at least one."""
+        lines = [line for line in self if line.per_sample > 0.0]
+        return max(1, min(int((device_bytes - line.fixed) / line.per_sample) for line in lines))
 
 
 class HalfPass(NamedTuple):
@@ -98,19 +117,29 @@ def _half(slices: Sequence[tuple[int, float, float]]) -> HalfPass:
     return HalfPass(*fitted_line(computed, relative=True), least_s)
 
 
-def peak_bytes(profile: TrainingProfile) -> SliceLine | None:
+def peak_bytes(profile: TrainingProfile) -> PeakMemory | None:
     """How much GPU memory a pass takes, fitted to what was measured; None where nothing was.
 
-    One size does not tell what every sample adds: then all of the peak is taken to be of samples
-    but for the state, which is there in any case.
+    One size does not tell what every sample adds: then all of a pass's peak is taken to be of
+    samples but for the state, which is there in any case, and nothing of an update's.
     """
     if not profile.memory:
         return None
-    if len({each.samples for each in profile.memory}) == 1:
-        peak = max(each.peak_bytes for each in profile.memory)
-        fixed = min(float(profile.state_bytes), float(peak))
-        return SliceLine(fixed, (peak - fixed) / profile.memory[0].samples)
-    return fitted_line(((each.samples, each.peak_bytes) for each in profile.memory), relative=True)
+    updates = profile.update_memory
+    in_update = max((float(each.peak_bytes) for each in updates), default=0.0)
+    return PeakMemory(
+        _memory_line(profile.memory, float(profile.state_bytes)),
+        _memory_line(updates, in_update) if updates else SliceLine(0.0, 0.0),
+    )
+
+
+def _memory_line(memory: Sequence[SliceMemory], fixed_bytes: float) -> SliceLine:
+    """Fit memory to samples; of one size, so much is taken to be the fixed part."""
+    if len({each.samples for each in memory}) == 1:
+        peak = float(max(each.peak_bytes for each in memory))
+        fixed = min(fixed_bytes, peak)
+        return SliceLine(fixed, (peak - fixed) / memory[0].samples)
+    return fitted_line(((each.samples, each.peak_bytes) for each in memory), relative=True)
 
 
 def passes_needed(profile: TrainingProfile, samples: int, device_bytes: float) -> int | None:
@@ -125,5 +154,4 @@ def passes_needed(profile: TrainingProfile, samples: int, device_bytes: float) -
         return None
     if peak.at(samples) <= device_bytes:
         return 1
-    in_a_pass = int((device_bytes - peak.fixed) / peak.per_sample)
-    return -(-samples // max(in_a_pass, 1))
+    return -(-samples // peak.samples_in(device_bytes))

@@ -227,12 +227,13 @@ class JobStatus:
     def profiled(self, measured: Message) -> Message:
         """Tell what a worker has measured of the training, with what else is known of it."""
         self.measured = measured
-        peaks = self.memory_fit.as_data()["peak_bytes"]
+        memory = self.memory_fit.as_data()
         profile = {
             "version": PROFILE_VERSION,
             "batch": self.about.get("global_batch"),
             **{name: value for name, value in measured.items() if name != "is"},
-            "memory": [{"samples": n, "peak_bytes": most} for n, most in peaks.items()],
+            "memory": _peaks(memory["peak_bytes"]),
+            "update_memory": _peaks(memory["update_bytes"]),
             "largest_tensor_bytes": self.about.get("largest_tensor_bytes", 0),
             "virtual_nodes": self.about.get("virtual_nodes"),
             "signature": self.about.get("training", ""),
@@ -254,3 +255,7 @@ class JobStatus:
             "changes": self.changes.made,
             "workers": [record.as_data() for record in workers.records],
         }
+
+
+def _peaks(found: dict[int, int]) -> list[Message]:
+    return [{"samples": samples, "peak_bytes": most} for samples, most in found.items()]

@@ -86,6 +86,8 @@ class MemoryFit:
         self._too_large: int | None = None  # the smallest slice that did not fit
         self._elsewhere: RememberedLimit | None = None  # and that did not in another job
         self._peaks: dict[int, tuple[int, int]] = {}  # by samples: the least and the most, in bytes
+        # What a larger slice needs does not follow from these: at sizes that train, updates fit.
+        self._update_peaks: dict[int, int] = {}  # by samples of the passes before, in bytes
         self._exchange_bytes = 0  # what a worker needs in a group, and not alone
         self._device_bytes = 0
 
@@ -104,15 +106,24 @@ class MemoryFit:
             self._elsewhere = limit
 
     def measured(
-        self, *, samples: int, peak_bytes: int, exchange_bytes: int, device_bytes: int
+        self,
+        *,
+        samples: int,
+        peak_bytes: int,
+        exchange_bytes: int,
+        device_bytes: int,
+        update_bytes: int = 0,
     ) -> None:
-        """Take note of the memory that a worker needed at most, and of what its device has.
+        """Take note of the memory that passes and updates needed at most, and of the device's.
 
-        `exchange_bytes` of it are needed in a group alone.
+        `exchange_bytes` of that of passes are needed in a group alone. An `update_bytes` of 0 is
+        not known.
         """
         own_bytes = peak_bytes - exchange_bytes
         least, most = self._peaks.get(samples, (own_bytes, own_bytes))
         self._peaks[samples] = (min(least, own_bytes), max(most, own_bytes))
+        if update_bytes:
+            self._update_peaks[samples] = max(update_bytes, self._update_peaks.get(samples, 0))
         self._exchange_bytes = max(exchange_bytes, self._exchange_bytes)
         self._device_bytes = max(device_bytes, self._device_bytes)
 
@@ -123,8 +134,11 @@ class MemoryFit:
 
     def as_data(self) -> Message:
         """Give the peaks that were measured, by the samples of a pass."""
-        peaks = {samples: most for samples, (_, most) in sorted(self._peaks.items())}
-        return {"peak_bytes": peaks, "device_bytes": self._device_bytes}
+        return {
+            "peak_bytes": {samples: most for samples, (_, most) in sorted(self._peaks.items())},
+            "update_bytes": dict(sorted(self._update_peaks.items())),
+            "device_bytes": self._device_bytes,
+        }
 
     def tried(self, split: BatchSplit) -> SizeLimit:
         """Give the limit that follows from slices that ran out of memory."""

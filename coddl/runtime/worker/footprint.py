@@ -1,8 +1,10 @@
 """How much of its GPU's memory a worker needs, measured once for every size of its slices.
 
-torch's count of the peak is begun anew at the first update with new slices, and read once: when
-every optimizer has made two more, so that their state was there for the whole of a pass. What runs
-between two epochs, such as an evaluation, is left out: it does not depend on the slice.
+Measuring begins after the first update with new slices and ends when every optimizer has made two
+more, so that their state was there for the whole of a pass. Until then torch's count of the peak is
+read and begun anew before and after each update, because an update may need more than the passes
+before it, and does not need less with fewer samples. What runs between two epochs, such as an
+evaluation, is left out: it does not depend on the slice.
 """
 
 import zlib
@@ -70,6 +72,9 @@ class Footprint:
         self._optimizers = optimizers
         self._hooks: list[Any] = []  # while it measures
         self._updates: Counter[int] | None = None  # since the count has begun
+        self._peak_bytes = 0  # of passes since then
+        self._update_bytes = 0  # of updates since then
+        self._is_updating = False  # the count is that of an update alone
         self._samples = 1
         self._is_alone = True
 
@@ -78,34 +83,58 @@ class Footprint:
         self._samples, self._is_alone = samples, is_alone
         self._end()
         if self._memory is not None:
-            self._hooks = [o.register_step_post_hook(self._on_update) for o in self._optimizers]
+            for optimizer in self._optimizers:
+                self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
+                self._hooks.append(optimizer.register_step_post_hook(self._after_update))
 
     def rest(self) -> None:
         """Leave out what runs from now to the next update."""
-        self._updates = None
+        if not self._is_complete:
+            self._updates = None
 
     def take(self) -> Message | None:
         """Return what was measured, once, when it is."""
-        updates = self._updates
-        if self._memory is None or not self._hooks or updates is None:
-            return None
-        if any(updates[id(o)] < UPDATES_MIN for o in self._optimizers):
+        if self._memory is None or not self._hooks or not self._is_complete:
             return None
         self._end()
         trained = [p for o in self._optimizers for p in parameters_of(o) if p.requires_grad]
         return {
             "samples": self._samples,
-            "peak_bytes": self._memory.peak_bytes,
-            # What is sent to others is a copy of the gradients.
+            "peak_bytes": self._peak_bytes,
+            "update_bytes": self._update_bytes,
+            # What is sent to others is a copy of the gradients. In an update, it is the only one.
             "exchange_bytes": 0 if self._is_alone else sum(p.nbytes for p in trained),
             "device_bytes": self._memory.usable_bytes,
         }
 
-    def _on_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._updates is not None:
-            self._updates[id(optimizer)] += 1
-        elif self._memory is not None:
+    @property
+    def _is_complete(self) -> bool:
+        updates = self._updates
+        return updates is not None and all(updates[id(o)] >= UPDATES_MIN for o in self._optimizers)
+
+    def _before_update(self, _optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._memory is None or self._updates is None or self._is_complete:
+            return
+        if kwargs.get("closure") or (len(args) > 1 and args[1]):
+            return  # A closure runs passes within the update.
+        self._peak_bytes = max(self._peak_bytes, self._memory.peak_bytes)
+        self._memory.restart()
+        self._is_updating = True
+
+    def _after_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._memory is None or self._is_complete:
+            return
+        if self._updates is None:
             self._updates = Counter()
+            self._peak_bytes = self._update_bytes = 0
+        else:
+            self._updates[id(optimizer)] += 1
+            if self._is_updating:
+                self._update_bytes = max(self._update_bytes, self._memory.peak_bytes)
+            else:
+                self._peak_bytes = max(self._peak_bytes, self._memory.peak_bytes)
+        self._is_updating = False
+        if not self._is_complete:
             self._memory.restart()
 
     def _end(self) -> None:

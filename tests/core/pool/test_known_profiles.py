@@ -10,7 +10,7 @@ from coddl.core.pool import records as r
 from coddl.core.pool.explain import sentence_of
 from coddl.core.pool.known_profiles import PROFILES_MAX, SIZES_MAX, merged, with_profile
 from coddl.core.pool.state import Pool
-from coddl.core.speed.profile import SliceTime, TrainingProfile
+from coddl.core.speed.profile import SliceMemory, SliceTime, TrainingProfile
 from tests.core.pool.profiles import PROFILE
 from tests.core.pool.story import Story
 
@@ -47,6 +47,10 @@ def test_what_is_known_is_no_news() -> None:
     assert not tell(story, job, PROFILE)  # a repeat
     assert not tell(story, job, replace(PROFILE, update_s=0.003)), "less than a tenth"
     assert tell(story, job, replace(PROFILE, update_s=0.010))
+    with_updates = replace(PROFILE, update_s=0.010, update_memory=(SliceMemory(64, 1 << 29),))
+    assert tell(story, job, with_updates)
+    assert not tell(story, job, with_updates)
+    assert not tell(story, job, replace(with_updates, update_memory=()))
     assert tell(story, job, replace(PROFILE, device="NVIDIA A100"))
 
 
