@@ -6,7 +6,8 @@
 started: the server, the agents, the journal and the lines between them are real, and trainings
 advance by the speeds of the table. `coddl replay` submits the jobs with these speeds, so both sides
 know them. The simulator has the pool's cool-down and reservation and the same cost of a resize, and
-gives a job its minimum until its first step, as a pool does.
+gives a job its minimum until its first step, as a pool does. It places nothing: the speeds are the same anywhere,
+so the pools place jobs with `consolidate`, which leaves shares as the policy wants them.
 
 *Latency* is how long a resize takes in the pool, from the decision until the job trains, beyond
 what it costs: real time of a real server, which counts `--time-scales` times as much in the pool's
@@ -156,6 +157,7 @@ def pool(options: argparse.Namespace, policy: str, scale: float) -> Iterator[Pat
         state = Path(folder) / "state"
         words = ["--emulate", options.cluster, "--time-scale", str(scale), "--policy", policy]
         words += ["--reconfigure", options.reconfigure, "--port", "0", "--state-dir", str(state)]
+        words += ["--placement", options.placement]
         run_coddl("up", *words)
         try:
             yield state
@@ -309,6 +311,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--hours", type=float, default=6.0, help="between the first and the last")
     options.add_argument("--longest-h", type=float, default=2.0, help="at the GPUs it asks for")
     options.add_argument("--cluster", default="16x4")
+    options.add_argument("--placement", default="consolidate", help="of the pools")
     options.add_argument("--seed", type=int, default=SEED)
     options.add_argument("--reconfigure", default="concurrent:1,0.1", help="what a resize costs")
     options.add_argument("--jittered", type=int, default=JITTERED, help="runs of the simulator")
