@@ -6,8 +6,8 @@
 started: the server, the agents, the journal and the lines between them are real, and trainings
 advance by the speeds of the table. `coddl replay` submits the jobs with these speeds, so both sides
 know them. The simulator has the pool's cool-down and reservation and the same cost of a resize, and
-gives a job its minimum until its first step, as a pool does. It places nothing: the speeds are the same anywhere,
-so the pools place jobs with `consolidate`, which leaves shares as the policy wants them.
+gives a job its minimum until its first step, as a pool does. It places nothing: speeds are the same
+anywhere, so the pools place jobs with `consolidate`, which leaves shares as the policy wants them.
 
 *Latency* is how long a resize takes in the pool, from the decision until the job trains, beyond
 what it costs: real time of a real server, which counts `--time-scales` times as much in the pool's
