@@ -99,6 +99,7 @@ class Checkpointing:
             self._tell(word)
         elif word["step"] is not None:  # or a newer image was taking its place
             self.saved_step, self.unsaved = word["step"], None
+            self._origin = None  # what was found before is older
             self._tell({**word, "is": "checkpoint"})
 
     def _newest_image(self) -> tuple[int, Path] | None:

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import assert_never
+from typing import Final, assert_never
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
@@ -36,6 +36,8 @@ from coddl.runtime.supervisor.turns import JobTurns
 from coddl.runtime.supervisor.worker_record import WorkerRecord, WorkerSpeed
 from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
+
+IMAGE_WAIT_S: Final = 60.0  # in which an image has to get to disk, for a training to begin from it
 
 
 class Supervisor:
@@ -70,7 +72,8 @@ class Supervisor:
         self._slots: dict[int, Slot] = {}  # of the target, by slot
         self._schedule = ResizeSchedule(self)
         self._requests = ControlRequests(self)
-        self._held: list[group.Command] = []  # until there is a store to meet in
+        self._held: group.Prepare | group.Regroup | None = None  # a group that can't be built yet
+        self._may_be_older = False  # the state that it begins from, than one that is being saved
         self.retries = RetryBudget()
         self._exit_policy = ExitPolicy(self, self._loop)
         self.limits = SizeLimiter(self)
@@ -265,9 +268,7 @@ class Supervisor:
             self.set_workers(self._job.first_size(self.workers.gpus or 0))
 
     def on_store(self) -> None:
-        held, self._held = self._held, []
-        for command in held:
-            self._execute(command)
+        self._build_held()
 
     def on_store_lost(self) -> None:
         for member in self._coordinator.members:
@@ -385,17 +386,15 @@ class Supervisor:
             case group.StartWorker(worker, slot):
                 self.workers.start(worker, self._slots[slot], joins=bool(self._coordinator.members))
                 self.tell({"is": "starting", "worker": worker, "slot": slot})
-            case group.Prepare(plan) | group.Regroup(plan):
-                if self.workers.store is None:
-                    self._held = [command]
-                else:
-                    self._build(plan, regroup=isinstance(command, group.Regroup))
+            case group.Prepare() | group.Regroup():
+                self._held, self._may_be_older = command, False
+                self._build_held()
             case group.Commit(generation, step, to):
                 self._on_commit(generation)
                 self.workers.send(to, {"do": "commit", "generation": generation, "step": step})
                 self.workers.guard(to)
             case group.Cancel(generation, to):
-                self._held.clear()
+                self._held = None
                 self._changes.cancel()
                 told = {*to, *self._coordinator.members}
                 self.workers.send(told, {"do": "cancel", "generation": generation})
@@ -403,6 +402,25 @@ class Supervisor:
                 self.workers.stop(worker)
             case _:
                 assert_never(command)
+
+    def _build_held(self) -> None:
+        """Build a group once its workers have a store to meet in.
+
+        One that begins from what is on disk waits for an image that is on its way there.
+        """
+        held = self._held
+        if held is None or self.workers.store is None:
+            return
+        if held.plan.fresh and self.workers.is_saving and not self._may_be_older:
+            self._loop.alarm("image", self._loop.now_s() + IMAGE_WAIT_S, self._be_content)
+            return
+        self._held = None
+        self._build(held.plan, regroup=isinstance(held, group.Regroup))
+
+    def _be_content(self) -> None:
+        """Begin from an older state: the newer one takes too long to get to disk."""
+        self._may_be_older = True
+        self._build_held()
 
     def _build(self, plan: group.GroupPlan, *, regroup: bool) -> None:
         """Have a group built, and note from when on."""
@@ -480,6 +498,7 @@ class Supervisor:
 
     def on_saved(self, word: Message) -> None:
         self.suspension.on_saved(word)
+        self._build_held()
         self._turns.on_saved()
         self._interrupt.on_saved()
         self.suspension.fall_asleep()

@@ -81,6 +81,7 @@ def _shrink(outcome: Outcome, keep: Path | None) -> None:
     _print("the same invariant is broken by:\n" + "\n".join(f"  {line}" for line in shown(plan)))
     if keep is not None:
         name = re.sub(r"[^a-z]+", "-", invariant.lower()).strip("-")
+        keep.mkdir(parents=True, exist_ok=True)
         path = keep / f"{name}-{plan.seed}.json"
         path.write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
         _print(f"kept as {path}")
