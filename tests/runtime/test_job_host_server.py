@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coddl.runtime.supervisor import job_host, job_host_server, pool_job
+from coddl.runtime.supervisor import job_host, job_hosts, pool_job
 from coddl.runtime.supervisor.job_status import RETIRED, SUPERSEDED
 from coddl.runtime.supervisor.slots import SlotProcess
 from tests.runtime.harness import ROOT, STUB, fake_torch, lives, unwritable, wait_until
@@ -248,7 +248,7 @@ def test_what_is_being_saved_when_the_lead_dies_is_saved_all_the_same(pool: Open
     nodes.assign(lead, 0, 1)
     lead.wait_step(20)
     vanish(lead)
-    job_host_ = nodes.nodes[1].job_host_server._job_hosts[JOB]
+    job_host_ = nodes.nodes[1].job_host_server._job_hosts._job_hosts[JOB]
     capture = {"do": "tell", "to": [0], "word": {"do": "capture"}}
     nodes.nodes[1].job_host_server._loop.post(lambda: job_host_._worker_host.do(capture))
     wait_until(lambda: bool(list(nodes.environment.folder.glob("*.ckpt"))), "a checkpoint")
@@ -321,7 +321,7 @@ def test_after_a_cut_connection_leftovers_are_killed_and_replaced(pool: Open) ->
     nodes.assign(lead, 1, 1)
     lead.wait_size(2)
     left = nodes.nodes[1].agent.held[4].pid
-    cut = nodes.nodes[1].job_host_server._job_hosts[JOB]
+    cut = nodes.nodes[1].job_host_server._job_hosts._job_hosts[JOB]
     nodes.nodes[1].job_host_server._loop.post(cut._hang_up)
     assert lead.wait("regrouped")["members"] == [0]
     assert lead.wait("resized", lambda event: event["to"] == 2)["members"] == [0, 2]
@@ -449,7 +449,7 @@ def test_a_job_is_told_to_a_node_after_its_lead_came(pool: Open) -> None:
 def test_a_job_that_a_node_never_hears_of_is_not_started_there(
     pool: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_host_server, "JOB_WAIT_S", 0.1)
+    monkeypatch.setattr(job_hosts, "JOB_WAIT_S", 0.1)
     nodes = pool()
     nodes.nodes[1].agent.environments.clear()
     lead = nodes.lead()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from coddl.runtime.supervisor import job_host_server
+from coddl.runtime.supervisor import job_hosts
 from coddl.runtime.supervisor.slots import HostAddress
 from coddl.runtime.wire import Lines, Message, encoded
 from tests.runtime.harness import fake_torch
@@ -55,15 +55,15 @@ def test_a_connection_without_the_token_is_refused_and_starts_nothing(
 def test_a_line_without_an_end_is_not_listened_to(
     pool: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_host_server, "HELLO_WAIT_S", 600.0)
-    assert said(pool(nodes=1).nodes[0].address, b"x" * (job_host_server.HELLO_BYTES_MAX + 1)) == []
+    monkeypatch.setattr(job_hosts, "HELLO_WAIT_S", 600.0)
+    assert said(pool(nodes=1).nodes[0].address, b"x" * (job_hosts.HELLO_BYTES_MAX + 1)) == []
 
 
 def test_many_silent_connections_make_way_for_a_lead(
     pool: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_host_server, "HELLO_WAIT_S", 600.0)
-    monkeypatch.setattr(job_host_server, "UNAUTHENTICATED_MAX", 5)
+    monkeypatch.setattr(job_hosts, "HELLO_WAIT_S", 600.0)
+    monkeypatch.setattr(job_hosts, "UNAUTHENTICATED_MAX", 5)
     nodes = pool(nodes=1)
     address = (nodes.nodes[0].address.host, nodes.nodes[0].address.port)
     silent = [socket.create_connection(address, timeout=10) for _ in range(50)]
@@ -102,5 +102,5 @@ def test_an_older_attempt_is_refused(pool: Open) -> None:
 
 
 def test_a_silent_connection_is_closed(pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_host_server, "HELLO_WAIT_S", 0.1)
+    monkeypatch.setattr(job_hosts, "HELLO_WAIT_S", 0.1)
     assert said(pool(nodes=1).nodes[0].address) == []

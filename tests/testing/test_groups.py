@@ -33,7 +33,7 @@ class Host:
     """The worker host of a node: hears workers at once."""
 
     attempt = 1
-    lead = None
+    is_led = False
 
     def __init__(self, node: str, said: list[tuple[int, Message]]) -> None:
         self.node, self.said = node, said

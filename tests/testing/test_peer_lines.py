@@ -36,7 +36,7 @@ class Peers:
             self.heard.append(f"b: {message['do']}")
             end.send({"is": message["do"]})
 
-        end.hear(hear, lambda: self.heard.append("b: the end"))
+        end.hand_over(hear, lambda: self.heard.append("b: the end"))
 
     def dial(self) -> None:
         PeerDialing(self.network, "a", self.loop, HostAddress("b", "b", 1, ""), self)

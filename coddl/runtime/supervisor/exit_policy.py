@@ -1,36 +1,18 @@
 """Decides what the exit of a worker means for its job."""
 
 import signal
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor import job_errors
-from coddl.runtime.supervisor.job_status import JobStatus
 from coddl.runtime.supervisor.loop import SupervisorLoop
-from coddl.runtime.supervisor.retry_budget import RetryBudget
-from coddl.runtime.supervisor.size_limits import SizeLimiter
 from coddl.runtime.supervisor.worker_record import WorkerRecord, signal_name
-from coddl.runtime.supervisor.workers import Workers
-from coddl.runtime.wire import Message
+
+if TYPE_CHECKING:
+    from coddl.runtime.supervisor.supervisor import Supervisor
 
 WITHHELD_S: Final = 3.0  # a killed worker may be heard of later than those that fail because of it
-
-
-class SupportsExits(Protocol):
-    """What the exit policy needs of the supervisor."""
-
-    @property
-    def job_status(self) -> JobStatus: ...
-    @property
-    def workers(self) -> Workers: ...
-    @property
-    def limits(self) -> SizeLimiter: ...
-    @property
-    def retries(self) -> RetryBudget: ...
-    def tell(self, event: Message) -> None: ...
-    def fail(self, error: TrainingError, code: int) -> None: ...
-    def feed(self, event: group.Event) -> None: ...
 
 
 class ExitPolicy:
@@ -40,7 +22,7 @@ class ExitPolicy:
     no worker is left to be heard of, or none was heard of for a while.
     """
 
-    def __init__(self, supervisor: SupportsExits, loop: SupervisorLoop) -> None:
+    def __init__(self, supervisor: "Supervisor", loop: SupervisorLoop) -> None:
         self._supervisor = supervisor
         self._loop = loop
         self._withheld: dict[int, tuple[TrainingError, int]] = {}  # by worker, the first first

@@ -1,31 +1,20 @@
 """Ctrl-C: the first one saves and stops the job, the second stops it, the third kills it."""
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from coddl.runtime.supervisor.checkpointing import CaptureTimer
-from coddl.runtime.supervisor.job_status import INTERRUPTED, JobStatus
+from coddl.runtime.supervisor.job_status import INTERRUPTED
 from coddl.runtime.supervisor.loop import SupervisorLoop
-from coddl.runtime.supervisor.workers import Workers
+
+if TYPE_CHECKING:
+    from coddl.runtime.supervisor.supervisor import Supervisor
 
 SAVE_WITHIN_S: Final = 3.0
-
-
-class SupportsInterrupt(Protocol):
-    """What an interrupt needs of the supervisor."""
-
-    @property
-    def job_status(self) -> JobStatus: ...
-    @property
-    def workers(self) -> Workers: ...
-    @property
-    def capture_timer(self) -> CaptureTimer: ...
-    def stop(self, code: int) -> None: ...
 
 
 class Interrupt:
     """Waits for a last image before the job is stopped."""
 
-    def __init__(self, supervisor: SupportsInterrupt, loop: SupervisorLoop) -> None:
+    def __init__(self, supervisor: "Supervisor", loop: SupervisorLoop) -> None:
         self._supervisor = supervisor
         self._loop = loop
         self._is_waiting = False

@@ -28,8 +28,6 @@ class JobHostContext:
     """What the job hosts of a node share."""
 
     loop: SupervisorLoop
-    name: str  # of images in memory
-    host: str
     agent: HostingAgent
     open_workers: WorkersOpener
     is_free: Callable[[int, "JobHost | None"], bool]  # whether nothing, or none but its, is there
@@ -59,6 +57,11 @@ class JobHost:
         listener = HostedListener(self._on_word, self._on_log, lambda: self.attempt)
         opened = context.open_workers(job, environment, listener)
         self._worker_host, self._writer, self._stash = opened
+
+    @property
+    def lead(self) -> MessageChannel | None:
+        """Give the connection of the lead that it follows; None without one."""
+        return self._lead
 
     @property
     def is_ending(self) -> bool:

@@ -125,6 +125,13 @@ class MessageChannel(Protocol):
     """Sends messages to one peer; its messages go to the owner of the channel."""
 
     is_open: bool
+    lines: Lines  # that come from the peer
+
+    def hand_over(
+        self, on_message: Callable[[Message], None], on_hung_up: Callable[[], None]
+    ) -> None:
+        """Have another part of the program hear the peer from now on."""
+        ...
 
     def send(self, message: Message) -> None:
         """Send now, or as soon as the peer reads; silently nothing if it is gone."""
@@ -145,7 +152,7 @@ class Channel:
         self,
         loop: Loop,
         peer: socket.socket,
-        on_message: Callable[[Message], None],
+        on_message: Callable[[Message], None] = lambda _message: None,
         on_hung_up: Callable[[], None] = lambda: None,
         *,
         lines: Lines | None = None,
@@ -154,7 +161,7 @@ class Channel:
         self._peer = peer
         self._on_message = on_message
         self._on_hung_up = on_hung_up
-        self._lines = lines or Lines()
+        self.lines = lines or Lines()
         self._outbox = bytearray()
         self.is_open = True
         peer.setblocking(False)
@@ -208,7 +215,7 @@ class Channel:
             self._lose()
             return False
         try:
-            messages = list(self._lines.feed(data))
+            messages = list(self.lines.feed(data))
         except ValueError:  # not our protocol: no other peer may suffer from it
             self._lose()
             return False

@@ -1,45 +1,29 @@
 """A job of a pool, led by an agent: its slots, workers found there, and when it retires."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor.adoption import Adoption
 from coddl.runtime.supervisor.job import Job
-from coddl.runtime.supervisor.job_status import RETIRED, SUPERSEDED, JobStatus
+from coddl.runtime.supervisor.job_status import RETIRED, SUPERSEDED
 from coddl.runtime.supervisor.lead_parts import LeadParts
 from coddl.runtime.supervisor.remote_worker_host import RemoteWorkerHost
-from coddl.runtime.supervisor.retry_budget import RetryBudget
 from coddl.runtime.supervisor.slots import HostAddress, Slot
-from coddl.runtime.supervisor.suspension import Suspension
 from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
 
+if TYPE_CHECKING:
+    from coddl.runtime.supervisor.supervisor import Supervisor
+
 SLOTS_AGAIN_S: Final = 60.0  # after a slot was given up
-
-
-class SupportsPoolJob(Protocol):
-    """What a pool job needs of the supervisor."""
-
-    @property
-    def job_status(self) -> JobStatus: ...
-    @property
-    def workers(self) -> Workers: ...
-    def set_target(self, slots: Sequence[Slot]) -> None: ...
-    @property
-    def suspension(self) -> Suspension: ...
-    @property
-    def retries(self) -> RetryBudget: ...
-    def tell_about(self, arrived: Message) -> None: ...
-    def feed(self, event: group.Event) -> None: ...
-    def stop(self, code: int) -> None: ...
 
 
 class PoolJob:
     """Does what the agent asks; with `adopt`, first finds workers that an earlier lead has left."""
 
     def __init__(
-        self, supervisor: SupportsPoolJob, parts: LeadParts, job: Job, node: str, *, adopt: bool
+        self, supervisor: "Supervisor", parts: LeadParts, job: Job, node: str, *, adopt: bool
     ) -> None:
         assert job.id, "a job of a pool has an id"
         self.node = node

@@ -1,26 +1,16 @@
 """Tells how a job is doing: often while it makes steps, now and then while it makes none."""
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from coddl.runtime.supervisor.job_status import JobStatus
 from coddl.runtime.supervisor.loop import SupervisorLoop
-from coddl.runtime.supervisor.workers import Workers
-from coddl.runtime.wire import Message
+
+if TYPE_CHECKING:
+    from coddl.runtime.supervisor.supervisor import Supervisor
 
 TELL_EVERY_S: Final = 0.2
 LOOK_EVERY_S: Final = 5.0  # while no step is made
 STALLED_S: Final = 60.0  # without a step, after which that is told as an event
 STALLED_STEPS: Final = 10  # and that would have been made in the time
-
-
-class SupportsProgress(Protocol):
-    """What progress reports need of the supervisor."""
-
-    @property
-    def job_status(self) -> JobStatus: ...
-    @property
-    def workers(self) -> Workers: ...
-    def tell(self, event: Message) -> None: ...
 
 
 class ProgressReporter:
@@ -29,7 +19,7 @@ class ProgressReporter:
     While no step is made `still` is told again and again, and `stalled` once.
     """
 
-    def __init__(self, supervisor: SupportsProgress, loop: SupervisorLoop) -> None:
+    def __init__(self, supervisor: "Supervisor", loop: SupervisorLoop) -> None:
         self._supervisor = supervisor
         self._loop = loop
         self._told_s = 0.0

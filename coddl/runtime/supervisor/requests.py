@@ -1,35 +1,20 @@
 """Requests at the control socket; a resize is answered when it has taken effect."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import job_errors
-from coddl.runtime.supervisor.changes import Since
 from coddl.runtime.supervisor.control_socket import Answer
-from coddl.runtime.supervisor.job_status import JobStatus
 from coddl.runtime.wire import Message
 
-
-class SupportsRequests(Protocol):
-    """What requests need of the supervisor."""
-
-    def status(self) -> Message: ...
-    @property
-    def job_status(self) -> JobStatus: ...
-    @property
-    def blocked_reason(self) -> str | None:
-        """Tell why the job can't come to its target, if it can't."""
-        ...
-
-    def set_workers(self, workers: int, since: Since) -> None:
-        """Set the number of workers."""
-        ...
+if TYPE_CHECKING:
+    from coddl.runtime.supervisor.supervisor import Supervisor
 
 
 class ControlRequests:
     """Executes requests, and keeps those that wait for their change to take effect."""
 
-    def __init__(self, supervisor: SupportsRequests) -> None:
+    def __init__(self, supervisor: "Supervisor") -> None:
         self._supervisor = supervisor
         self._waiting: list[tuple[int, int, Answer]] = []  # target, changes made before
 

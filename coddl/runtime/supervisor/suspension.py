@@ -2,43 +2,26 @@
 
 import sys
 from collections.abc import Container, Iterable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from coddl.runtime.supervisor import generations as group
-from coddl.runtime.supervisor.checkpointing import Checkpointing
 from coddl.runtime.supervisor.coordinator import Coordinator
-from coddl.runtime.supervisor.job_status import RETIRED, JobStatus
+from coddl.runtime.supervisor.job_status import RETIRED
 from coddl.runtime.supervisor.loop import SupervisorLoop
 from coddl.runtime.supervisor.slots import Slot
 from coddl.runtime.supervisor.worker_record import WorkerRecord
-from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
 
+if TYPE_CHECKING:
+    from coddl.runtime.supervisor.supervisor import Supervisor
+
 SAVE_AGAIN_S: Final = 10.0  # between tries to save a job that is to leave
-
-
-class SupportsSuspension(Protocol):
-    """What suspension needs of the supervisor."""
-
-    @property
-    def job_status(self) -> JobStatus: ...
-    @property
-    def workers(self) -> Workers: ...
-    @property
-    def checkpointing(self) -> Checkpointing: ...
-    def tell(self, event: Message) -> None: ...
-    def set_target(self, slots: Sequence[Slot]) -> None: ...
-    def feed(self, event: group.Event) -> None: ...
-    def stop(self, code: int) -> None: ...
-    def capture(self) -> None:
-        """Have an image taken and saved."""
-        ...
 
 
 class Suspension:
     """Tells the last worker whether its image is safe, and the host when the job has left."""
 
-    def __init__(self, supervisor: SupportsSuspension, loop: SupervisorLoop) -> None:
+    def __init__(self, supervisor: "Supervisor", loop: SupervisorLoop) -> None:
         self._supervisor = supervisor
         self._loop = loop
         self._slots: Sequence[Slot] = ()  # the last ones it had

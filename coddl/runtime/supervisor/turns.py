@@ -4,40 +4,21 @@ An agent ends a turn and begins the next one. The group and its generation stay 
 worker waits between two iterations. What is asked for before there is such a group is remembered.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from coddl.runtime.supervisor import generations as group
-from coddl.runtime.supervisor.checkpointing import CaptureTimer, Checkpointing
-from coddl.runtime.supervisor.job_status import JobStatus
 from coddl.runtime.supervisor.progress import ProgressReporter
-from coddl.runtime.supervisor.retry_budget import RetryBudget
 from coddl.runtime.supervisor.worker_record import WorkerRecord
-from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
 
-
-class SupportsTurns(Protocol):
-    """What turns need of the supervisor."""
-
-    capture_timer: CaptureTimer
-
-    @property
-    def job_status(self) -> JobStatus: ...
-    @property
-    def workers(self) -> Workers: ...
-    @property
-    def checkpointing(self) -> Checkpointing: ...
-    @property
-    def retries(self) -> RetryBudget: ...
-    def tell(self, event: Message) -> None: ...
-    def feed(self, event: group.Event) -> None: ...
-    def on_gone(self, record: WorkerRecord, code: int, because: str | None) -> None: ...
+if TYPE_CHECKING:
+    from coddl.runtime.supervisor.supervisor import Supervisor
 
 
 class JobTurns:
     """Tells the worker when its turn ends and begins, and the host when that is done."""
 
-    def __init__(self, supervisor: SupportsTurns, progress: ProgressReporter) -> None:
+    def __init__(self, supervisor: "Supervisor", progress: ProgressReporter) -> None:
         self._supervisor = supervisor
         self._progress = progress
         self._resident: bool | None = None  # its turn is to end: whether it stays on its device

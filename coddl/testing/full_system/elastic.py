@@ -1,15 +1,16 @@
 """Elastic jobs of a simulation: their workloads, their workers and the job hosts of these."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from coddl.agent.job_runner import JobRun
 from coddl.agent.slot_table import AgentBridge
 from coddl.core.reconfigure import Reconfigure
 from coddl.runtime.supervisor.hosted_workers import HostedListener, OpenedWorkers
-from coddl.runtime.supervisor.slots import HostAddress
+from coddl.runtime.supervisor.job_hosts import JobHosts
+from coddl.runtime.supervisor.slots import HostAddress, JobEnvironment, Parked, SlotProcess
 from coddl.testing.full_system.hosted import SimulatedWorkers, SimulatedWriter
-from coddl.testing.full_system.job_hosts import LeadFinder, SimulatedJobHosts
+from coddl.testing.full_system.peer_lines import PeerEnd
 from coddl.testing.full_system.states import SimulatedCheckpoints
 from coddl.testing.full_system.trainer import Trainer, TrainerWorkload, TrainingWorld
 from coddl.testing.full_system.training_invariants import TrainingInvariants
@@ -49,19 +50,27 @@ class ElasticJobs:
         loop: VirtualLoop,
         address: HostAddress,
         bridge: AgentBridge,
-        report: Callable[[], None],
-    ) -> SimulatedJobHosts:
+        on_holding: Callable[[Mapping[int, SlotProcess], Parked], None],
+    ) -> JobHosts:
         """Make the job hosts of an agent, and have them reached at its address."""
-        open_workers = partial(self._open, loop, address.node)
-        job_hosts = SimulatedJobHosts(loop, address, bridge, open_workers, report)
+
+        def opened(job: str, _: JobEnvironment, listener: HostedListener) -> OpenedWorkers:
+            return self._open(loop, address.node, job, listener, lambda: _is_led(job_hosts, job))
+
+        job_hosts = JobHosts(loop, address.token, bridge, opened, on_holding=on_holding)
         self.world.peers.listen(address.node, loop, job_hosts.accept)
         return job_hosts
 
     def _open(
-        self, loop: VirtualLoop, node: str, job: str, listener: HostedListener, lead: LeadFinder
+        self,
+        loop: VirtualLoop,
+        node: str,
+        job: str,
+        listener: HostedListener,
+        is_led: Callable[[], bool],
     ) -> OpenedWorkers:
         make = partial(self._start, int(job))
-        workers = SimulatedWorkers(loop, node, listener, make, lead)
+        workers = SimulatedWorkers(loop, node, listener, make, is_led)
         workers.writer = SimulatedWriter(
             loop,
             self._save_s,
@@ -87,3 +96,9 @@ class ElasticJobs:
             del self._cluster.workers[trainer.slot]
             self.watch.ended(trainer.slot, worker, because)
         self.watch.trainers.pop(trainer, None)
+
+
+def _is_led(job_hosts: JobHosts, job: str) -> bool:
+    """Tell whether the workers of a job have a lead, and neither end knows that it is gone."""
+    end = job_hosts.lead_of(job)
+    return isinstance(end, PeerEnd) and end.is_open and end.peer.is_open

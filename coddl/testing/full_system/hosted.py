@@ -71,7 +71,7 @@ class SimulatedWorkers:
         node: str,
         listener: HostedListener,
         make: TrainerMaker,
-        lead: Callable[[], object | None],
+        is_led: Callable[[], bool],
     ) -> None:
         self.node = node
         self.images: dict[Path, State] = {}
@@ -79,7 +79,7 @@ class SimulatedWorkers:
         self.newest_worker = -1
         self.writer: SimulatedWriter
         self._loop, self._listener = loop, listener
-        self._make, self._lead_of = make, lead
+        self._make, self._is_led = make, is_led
         self._workers: dict[int, tuple[WorkerHistory, Trainer]] = {}
         loop.post(partial(listener.on_word, WARM))
 
@@ -88,9 +88,9 @@ class SimulatedWorkers:
         return self._listener.attempt()
 
     @property
-    def lead(self) -> object | None:
-        """The lead that hears what workers say."""
-        return self._lead_of()
+    def is_led(self) -> bool:
+        """Tell whether a lead hears what workers say."""
+        return self._is_led()
 
     @property
     def histories(self) -> list[WorkerHistory]:

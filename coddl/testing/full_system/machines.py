@@ -235,7 +235,7 @@ class NodeMachine:
         hosts = self._world.cluster.join(node, process, bridge)
         address = HostAddress(node, node, 1, f"{self.name}-{self._boots}")
         hosts.job_hosts = self._world.elastic.job_hosts(
-            VirtualLoop(process), address, bridge, hosts.report
+            VirtualLoop(process), address, bridge, hosts.on_holding
         )
         return hosts
 

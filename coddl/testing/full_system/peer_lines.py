@@ -143,7 +143,7 @@ class PeerDialing:
         elif end is None:
             self._listener.on_refused("ECONNREFUSED")
         else:
-            end.hear(self._listener.on_message, self._listener.on_hung_up)
+            end.hand_over(self._listener.on_message, self._listener.on_hung_up)
             self._listener.on_connected(end)
 
 
@@ -197,7 +197,7 @@ class PeerEnd:
         self.node, self.loop = node, loop
         self.is_open = True
         self._line = line
-        self._lines = Lines()
+        self.lines = Lines()
         self._free_s = 0.0  # when the way has carried all so far
         self._stuck: list[bytes | None] = []  # has come to where the way is cut
         self._on_message: Callable[[Message], None] = lambda _message: None
@@ -207,7 +207,9 @@ class PeerEnd:
     def peer(self) -> "PeerEnd":
         return self._line.other(self)
 
-    def hear(self, on_message: Callable[[Message], None], on_hung_up: Callable[[], None]) -> None:
+    def hand_over(
+        self, on_message: Callable[[Message], None], on_hung_up: Callable[[], None]
+    ) -> None:
         """Have these called from now on, in the process of this end."""
         self._on_message, self._on_hung_up = on_message, on_hung_up
 
@@ -249,7 +251,7 @@ class PeerEnd:
             self.loop.post(partial(self._read, data))
 
     def _read(self, data: bytes) -> None:
-        for message in self._lines.feed(data):
+        for message in self.lines.feed(data):
             if self.is_open:
                 self._on_message(message)
 

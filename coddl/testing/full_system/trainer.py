@@ -39,8 +39,8 @@ class TrainerHost(Protocol):
     @property
     def attempt(self) -> int: ...
     @property
-    def lead(self) -> object | None:
-        """The lead that hears what its workers say; None: none does now."""
+    def is_led(self) -> bool:
+        """Tell whether a lead hears what its workers say."""
         ...
 
     def hear(self, worker: int, word: Message) -> None:

@@ -190,4 +190,4 @@ class TrainingInvariants:
 
 def is_led(trainer: Trainer) -> bool:
     """Tell whether a worker has a lead that can hear it."""
-    return trainer.is_alive and trainer.host.lead is not None
+    return trainer.is_alive and trainer.host.is_led

@@ -7,7 +7,7 @@ own orders do not give to that run; a state takes time to be saved, and may not 
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -24,8 +24,8 @@ from coddl.core.pool.orders import AssignedSlot
 from coddl.core.pool.records import Outcome, RunUnsaved, Trouble
 from coddl.core.reconfigure import Reconfigure
 from coddl.core.speed.table import Speeds
-from coddl.runtime.supervisor.slots import SlotProcess
-from coddl.testing.full_system.job_hosts import SimulatedJobHosts
+from coddl.runtime.supervisor.job_hosts import JobHosts
+from coddl.runtime.supervisor.slots import Parked, SlotProcess
 from coddl.testing.full_system.states import SavedStates
 from coddl.testing.full_system.trainer import Trainer
 from coddl.testing.full_system.virtual_time import EPOCH_S, SimulatedProcess, VirtualTime
@@ -81,7 +81,7 @@ class SimulatedHosts:
     """The workers of a node, as its agent sees them: gone with it."""
 
     is_alive = True
-    job_hosts: SimulatedJobHosts  # of elastic jobs
+    job_hosts: JobHosts  # of elastic jobs
 
     def __init__(
         self, cluster: "WorkerCluster", node: str, process: SimulatedProcess, bridge: AgentBridge
@@ -93,13 +93,13 @@ class SimulatedHosts:
         """See who may be here by now, and tell who is."""
         self.job_hosts.look_again()
 
-    def report(self) -> None:
-        """Tell who is here."""
+    def on_holding(self, held: Mapping[int, SlotProcess], parked: Parked) -> None:
+        """Tell who is here: the workers of elastic jobs, and those of commands."""
         commands = {
             slot: SlotProcess(str(each.job), each.attempt, None)
             for slot, each in self._commands.items()
         }
-        self.bridge.on_holding(commands | self.job_hosts.held, {})
+        self.bridge.on_holding({**commands, **held}, parked)
         self._cluster.look_again()
 
     @property
