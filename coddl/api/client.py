@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, urlsplit
@@ -57,6 +58,13 @@ class Unreachable(UserError):
 
     exit_code = 1
     was_asked = True  # the request may have reached it
+
+
+MAY_ONLY_READ: Final = {
+    "what": "the job can't be submitted",
+    "because": "the token may only read",
+    "try": "the content of `token` in the server's state directory, in place of `read-token`",
+}
 
 
 class RequestRefused(UserError):
@@ -263,8 +271,10 @@ class Client:
         try:
             self._asked("HEAD", f"/code/{hash_}")
         except RequestRefused as error:
-            if error.status == 404:
+            if error.status == HTTPStatus.NOT_FOUND:
                 return False
+            if error.status == HTTPStatus.FORBIDDEN:  # an answer to HEAD has no words of its own
+                raise RequestRefused(error.status, MAY_ONLY_READ) from None
             raise
         return True
 

@@ -44,7 +44,14 @@ class Rows(list[Row]):
 
     def columns(self, *names: str) -> dict[str, list[Any]]:  # Any: what a view can hold
         """Return the columns, or some of them: `pandas.DataFrame(jobs.columns())`."""
-        kept = names or tuple(type(self[0]).model_fields if self else ())
+        known = tuple(type(self[0]).model_fields if self else names)
+        if unknown := [name for name in names if name not in known]:
+            raise UserError(
+                f"there is no column {unknown[0]}",
+                f"the columns are {', '.join(known)}",
+                f"columns({known[0]!r})",
+            )
+        kept = names or known
         return {name: [getattr(row, name) for row in self] for name in kept}
 
     def __repr__(self) -> str:

@@ -54,7 +54,7 @@ def input_from(source: str, links: str, server: str, state_dir: str) -> Estimate
     """Read a profile from a file, or ask the pool for all it knows of a job."""
     from coddl.traces.profile_files import read_profile
 
-    if source.endswith(".json") or Path(source).exists():
+    if source.endswith(".json") or Path(source).is_file():
         training = read_profile(source)
         speeds, about = _measured_links(links) if links else usual_links(training)
         return EstimateInput(training, speeds, about, MeasuredSteps())

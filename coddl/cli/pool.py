@@ -1,10 +1,14 @@
 """Start and end a pool: up, down."""
 
+import itertools
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlsplit
 
@@ -97,6 +101,7 @@ Examples:
 """
 DOWN_EXAMPLES = "Examples:  coddl down   coddl down --cancel-jobs"
 OWN_S: Final = 10.0  # within which a server on this machine answers
+SLOW_START_S: Final = 4.0  # after which a start says why it takes long
 
 Foreground = Annotated[
     bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops the pool.")
@@ -219,13 +224,27 @@ def _start(options: "PoolOptions", as_json: bool) -> None:
         options = replace(options, port=0 if options.port == PORT else options.port)
         start_in_job(options, words_of_up(options), lambda: is_ready(options), note)
     elif is_new:
-        up(options, words_of_up(options), lambda: is_ready(options))
+        up(options, words_of_up(options), told_if_slow(lambda: is_ready(options)))
     if is_new:
         remember_engine(options)
     if is_new and not options.engine:
         with own_client(options.folder) as client:
             client.delete("/engine")
     _tell_up(options, is_new, as_json)
+
+
+def told_if_slow(is_ready: Callable[[], bool]) -> Callable[[], bool]:
+    """Say once why a start takes long, where it does."""
+    slow_at_s = monotonic() + SLOW_START_S
+
+    def looked() -> bool:
+        nonlocal slow_at_s
+        if monotonic() > slow_at_s:
+            slow_at_s = inf
+            note("still starting: the first start of a version compiles the scheduler (about 20 s)")
+        return is_ready()
+
+    return looked
 
 
 def _is_up(folder: Path) -> bool:
@@ -268,6 +287,28 @@ def _tell_up(options: "PoolOptions", is_new: bool, as_json: bool) -> None:
     else:
         where = url or options.folder
         print(f"a pool is already running at {where}; its options are unchanged")
+        if other := _not_applied(options):
+            note(f"not applied: {other}; coddl down, then the same command again, would")
+
+
+def _not_applied(options: "PoolOptions") -> str:
+    """Return which options the running pool was not started with; usual ones do not count."""
+    from coddl.engines.pool import PoolOptions, supervisor_of
+
+    if (pid := supervisor_of(options.folder)) is None:
+        return ""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text("utf-8").split("\0")
+    except OSError:  # it has ended, or this is no Linux
+        return ""
+    usual = words_of_up(PoolOptions(folder=options.folder))
+    known = {*itertools.pairwise(usual), *itertools.pairwise(words)}
+    asked = itertools.pairwise(words_of_up(options))
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in asked
+        if name.startswith("--") and (name, value) not in known
+    )
 
 
 def with_cluster(options: "PoolOptions", spec: str) -> "PoolOptions":

@@ -452,6 +452,8 @@ def _brief(speeds: Sequence[Answer]) -> list[Answer]:
 
 def _source(speed: Answer) -> str:
     if speed["source"] == "measured":
+        if not speed["iterations"]:  # the journal keeps the time alone
+            return "measured, before the server was restarted"
         return f"measured over {counted(speed['iterations'], 'step')}"
     more = SOURCES.get(speed["source"], "")
     if speed.get("is_trial"):

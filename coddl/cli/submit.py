@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -170,6 +171,11 @@ def submit(
     request = checked(data, folder)
     how = "number" if parsable else "json" if wants_json(output, as_json) else "words"
     with connect(server, state_dir) as client:
+        if "tier" not in request and not script_names_coddl(request, folder):
+            note(
+                f"{request['script']} does not use coddl: unless one of its modules calls "
+                "coddl.prepare, each worker trains by itself, and the job is not resized"
+            )
         if dry_run:
             _preview(client, request, how)
             return
@@ -249,6 +255,15 @@ def checked(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         from coddl.api.submission import checked_request
 
     return checked_request(data, folder)
+
+
+def script_names_coddl(request: Mapping[str, Any], folder: Path) -> bool:
+    """Tell whether a job's script uses coddl, or is none whose text tells."""
+    script = request.get("script") or ""
+    if not script.endswith(".py"):
+        return True
+    path = folder / request.get("folder", ".") / script
+    return "coddl" in path.read_text("utf-8", errors="replace")
 
 
 def _handed_in(client: "Client", request: dict[str, Any], folder: Path) -> dict[str, Any]:

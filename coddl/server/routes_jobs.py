@@ -12,6 +12,7 @@ from fastapi import APIRouter, Header, Query, Response
 from sse_starlette import EventSourceResponse
 
 from coddl.api import rest
+from coddl.api.emulation import EmulatedJob
 from coddl.api.spec import JobRequest
 from coddl.core.errors import UserError
 from coddl.core.pool.control import ControlPlane
@@ -32,6 +33,7 @@ from coddl.core.pool.spec import JobSpec
 from coddl.core.pool.state import Pool
 from coddl.core.speed.profile import TrainingProfile
 from coddl.server import views
+from coddl.server.clock import ScaledClock
 from coddl.server.folding import UnreadableRecord
 from coddl.server.job_names import newest_first
 from coddl.server.logs import LogQuery
@@ -84,8 +86,11 @@ def _add_submit(router: APIRouter, server: Server) -> None:
                 f"its code {request.code} was not uploaded",
                 f"PUT {rest.API}/code/{request.code} first",
             )
+        asked = request.to_spec(views.devices_at_most(server.pool))
+        if isinstance(server.clock, ScaledClock):
+            EmulatedJob.of(asked.launch.argv)  # or it could only fail
         if dry_run:
-            shown = await _preview(server, request.to_spec(views.devices_at_most(server.pool)))
+            shown = await _preview(server, asked)
             return _json(shown.model_dump_json(), 200)
         numbers: list[int] = []
 

@@ -64,7 +64,7 @@ def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sockets: Path) 
     """Work in a folder with a script, where no job of `coddl run` is seen."""
     work = tmp_path / "work"
     work.mkdir()
-    (work / "train.py").write_text("print('hello')\n")
+    (work / "train.py").write_text("import coddl\n")
     monkeypatch.chdir(work)
     sockets.mkdir(mode=0o700, exist_ok=True)
     yield work

@@ -251,6 +251,12 @@ def test_an_archive_is_asked_for_and_sent(client: Client, pool: StubPool) -> Non
     assert pool.saw("PUT", "/code/ab")[0].body == b"tar"
 
 
+def test_a_token_that_may_only_read_sends_no_archive(client: Client, pool: StubPool) -> None:
+    pool.will("HEAD", "/code/ab", Reply(403, None))
+    with pytest.raises(RequestRefused, match="may only read"):
+        client.has_code("ab")
+
+
 EVENTS = {
     "one": ('id: 7\ndata: {"a": 1}\n\n', [("7", "message", {"a": 1})]),
     "named": ('event: end\ndata: "x"\n\n', [("", "end", "x")]),

@@ -76,6 +76,14 @@ def test_a_script_is_handed_in_with_its_folder_and_words(coddl: Coddl, takes: St
     }
 
 
+@pytest.mark.usefixtures("takes")
+def test_a_script_without_coddl_is_noted(coddl: Coddl) -> None:
+    Path("plain.py").write_text("print('hello')\n")
+    assert "plain.py does not use coddl" in coddl("submit", "plain.py").err
+    assert coddl("submit", "--tier", "opaque", "plain.py").err == ""
+    assert coddl("submit", "--", "python3", "plain.py").err == ""
+
+
 def test_the_same_folder_is_sent_once(coddl: Coddl, takes: StubPool) -> None:
     first, again = (coddl("submit", "--parsable", "train.py") for _ in range(2))
     assert (first.out, again.out) == ("13\n", "13\n")

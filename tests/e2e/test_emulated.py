@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import coddl
-from coddl.api.client import Client, find
+from coddl.api.client import Client, RequestRefused, find
 from coddl.core.pool.decision import POOL_STABILITY
 from tests.agent.pool import wait_until
 from tests.e2e.pool import environment
@@ -130,9 +130,19 @@ def test_time_goes_on_where_it_was(state: Path) -> None:
     assert pool["now_s"] > time.time()  # it is ahead, and further with every second
 
 
-def test_a_job_that_cannot_be_emulated_fails_and_says_why(state: Path) -> None:
+def test_a_job_that_does_not_say_what_it_trains_is_refused(state: Path) -> None:
     with Client(find("", str(state), env={})) as client:
-        job = client.submit({"script": "train.py"})
+        before = client.get("/jobs", limit=1)["items"]
+        for request in ({"script": "train.py"}, {"command": ["python3", "train.py"]}):
+            with pytest.raises(RequestRefused, match="does not say which model it trains"):
+                client.submit(request)
+        assert client.get("/jobs", limit=1)["items"] == before
+
+
+def test_a_job_of_an_unknown_model_fails_and_says_why(state: Path) -> None:
+    with Client(find("", str(state), env={})) as client:
+        words = ["--model", "none-such", "--iterations", "100.0"]
+        job = client.submit({"command": ["emulated", *words]})
 
         def view() -> dict[str, Any]:
             found: dict[str, Any] = client.get(f"/jobs/{job['id']}")
@@ -140,4 +150,4 @@ def test_a_job_that_cannot_be_emulated_fails_and_says_why(state: Path) -> None:
 
         wait_until(lambda: view()["state"] == "FAILED", "its end")
         trouble = view()["trouble"]
-    assert "does not say which model it trains" in trouble["because"]
+    assert "none-such" in trouble["because"]
