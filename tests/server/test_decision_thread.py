@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from coddl.core.allocation import Allocation
 from coddl.core.policies.max_min import MaxMin
 from coddl.core.registry import Registry
 from coddl.core.snapshot import Snapshot
+from coddl.server.store_memory import MemoryStore
 from tests.server.harness import LivePool, eventually
 
 SLOW = "mine.py:slow"
@@ -76,16 +78,16 @@ def test_a_submit_is_answered_while_a_decision_is_made(gate: Gate) -> None:
     gate.shut()
     eventually(lambda: gate.threads, "a decision")
     second = pool.submit(name="second")["id"]
-    assert pool.job(second)["phase"] == "pending"
+    assert pool.job(second)["state"] == "PENDING"
     with ThreadPoolExecutor(1) as executor:
-        cancelled = executor.submit(pool.api, "POST", f"/jobs/{first}/cancel")
+        cancelled = executor.submit(pool.api, "POST", f"/jobs/{first}:cancel")
         third = pool.submit(name="third")["id"]
         assert not cancelled.done(), "it could be about a job that is decided on"
         gate.may_go.set()
-        assert cancelled.result(DEADLINE_S).status_code == 200
+        assert cancelled.result(DEADLINE_S).status_code == 202
     assert all(name.startswith("decision") for name in gate.threads)
     pool.clock.turn(100.0)
-    eventually(lambda: pool.job(third)["waiting"] or pool.job(third)["gpus"], "a decision on it")
+    eventually(lambda: pool.job(third)["gpus"] or pool.job(third)["code"], "a decision on it")
 
 
 def test_a_decision_that_fails_in_its_thread_holds_up_nothing(gate: Gate) -> None:
@@ -96,7 +98,7 @@ def test_a_decision_that_fails_in_its_thread_holds_up_nothing(gate: Gate) -> Non
     gate.shut()
     eventually(lambda: gate.threads, "a decision")
     gate.may_go.set()
-    why = eventually(lambda: pool.api("GET", "/pool").json().get("policy_trouble"), "the trouble")
+    why = eventually(lambda: pool.api("GET", "/policy").json()["trouble"], "the trouble")
     assert "it fails" in str(why)
     assert pool.submit(name="second")
 
@@ -107,10 +109,11 @@ def test_a_decision_is_void_once_the_pool_was_read_from_the_journal(gate: Gate) 
     pool.submit(name="first")
     gate.shut()
     eventually(lambda: gate.threads, "a decision")
-    pool.store.is_full = True
+    store = cast(MemoryStore, pool.store)
+    store.is_full = True
     answer = pool.api("POST", "/jobs", {"script": "train.py", "name": "refused"})
     assert answer.status_code == 507, answer.text
-    pool.store.is_full = False
+    store.is_full = False
     gate.may_go.set()
     pool.clock.turn(100.0)
     eventually(lambda: pool.job("first")["gpus"], "a decision on the pool as it is")
