@@ -433,7 +433,8 @@ class Server:
     def _take_turn(self, *, conclude: bool, made: MadeDecision | None = None) -> None:
         asks = list(self._queue)
         self._queue.clear()
-        began_s, result = self.steady_s(), made.result if made is not None else None
+        began_s = made.began_s if made is not None else self.steady_s()
+        result = made.result if made is not None else None
         turn = self._loop.turn(asks, self.clock.wall_s(), conclude=conclude, made=result)
         ended_s = self.steady_s()
         self.metrics.turn_seconds.observe(ended_s - began_s)
@@ -444,7 +445,7 @@ class Server:
             log.error("journal_full", because=turn.full.because, kept=len(turn.again))
             return
         if conclude:
-            self._took_s = ended_s - (began_s if made is None else made.began_s)
+            self._took_s = ended_s - began_s
             self._rest_until_s, self._turn_at_s = ended_s + self._took_s, None
         else:
             self._turn_at_s = max(self._rest_until_s, ended_s + BREATH_S)

@@ -32,6 +32,6 @@ def request_cause(pool: Pool, event: UserEvent) -> str:
 
 def cause_name(pool: Pool, job: int) -> str:
     """Name a job; with its number where another live job has the same name."""
-    name = pool.jobs[job].spec.name
-    same = (each.id for each in pool.live_jobs() if each.spec.name == name)
-    return f'job {job} "{name}"' if any(number != job for number in same) else name
+    jobs, name = pool.jobs, pool.jobs[job].spec.name
+    is_shared = any(jobs[each].spec.name == name for each in pool.active if each != job)
+    return f'job {job} "{name}"' if is_shared else name

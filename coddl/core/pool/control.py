@@ -149,7 +149,7 @@ class ControlPlane:
             ):
                 if is_news(self.pool, event, self.registry):
                     self._add(event, now_s)
-                    self._call(request_cause(self.pool, event))
+                    self._why = self._why or request_cause(self.pool, event)
             case r.JobsForgotten():
                 if (known := still_known(self.pool, event)).jobs:
                     self._add(known, now_s)

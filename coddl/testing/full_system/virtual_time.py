@@ -119,7 +119,7 @@ class SimulatedProcess:
         self.loop = _ProcessLoop(self)
         self.is_alive = True
         self.is_stopped = False
-        self.thread_s = 0.0  # that work takes in a thread of its own
+        self.thread_s = 0.0  # that work in a thread of its own takes
         self.tasks: dict[asyncio.Task[Any], None] = {}  # that have not ended
         self._is_buried = False
         self._held: list[asyncio.Handle] = []  # while it does not run
