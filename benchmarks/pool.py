@@ -4,22 +4,25 @@
 
 The real control loop over a journal on disk (SQLite, each commit synced); agents are stubs in this
 process that do at once what they are told. When the pool is full, jobs are submitted one by one, as
-a server does whose decisions take long: the submit is committed and answered, then comes the turn
-that draws the conclusions. A submit that comes meanwhile waits for the rest of that turn:
-`submit_while_deciding_s`, for submits that come at random moments of it. Between turns a job ends
-now and then and its devices change hands. The reference is a bare commit of one record to a journal
-of the same kind, between the others.
+a server does whose decisions take long: the submit is committed and answered, then a decision is
+made in a thread and put into effect (`conclude_s`). Another submit comes at a random moment of
+that: `submit_while_deciding_s`, from that moment until it is committed. Between decisions a job
+ends now and then and its devices change hands. The references are a bare commit of one record to a
+journal of the same kind, and, for the submits at random moments, the rest of a decision that is
+made in the loop's own thread (`submit_behind_decision_s`).
 """
 
 import argparse
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.elastic.job import machine
 from coddl.core.pool import decision
@@ -27,6 +30,8 @@ from coddl.core.pool import records as r
 from coddl.core.pool.failed_decision import FailedDecision
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
+from coddl.server.collector import keep_from_collector
+from coddl.server.decision_thread import SWITCH_S, made
 from coddl.server.folding import JournalEntry
 from coddl.server.journal import Journal
 from coddl.server.loop import ControlLoop, LoopRequest, fact
@@ -97,6 +102,13 @@ def told(pool: Pool, fact: r.RunFact | r.RunProgressed) -> r.RunReported:
     return r.RunReported(lead.name, lead.boot, fact)
 
 
+class DecisionTimes(NamedTuple):
+    """How long a decision took that was made in a thread, and a submit meanwhile."""
+
+    conclude_s: float  # from its begin until it was in effect
+    submit_s: float
+
+
 class Bench:
     """A pool and its agents, in virtual time."""
 
@@ -108,6 +120,7 @@ class Bench:
         self.bare = Journal(self.reference)
         self.now_s = 1e9
         self.next = 1
+        self.thread = ThreadPoolExecutor(1)
 
     def turn(self, asks: Sequence[LoopRequest], *, conclude: bool = True) -> float:
         """Make a turn; tell how long it took."""
@@ -115,6 +128,28 @@ class Bench:
         start_s = time.perf_counter()
         self.loop.turn(asks, self.now_s, conclude=conclude)
         return time.perf_counter() - start_s
+
+    def decide_beside(self, submit_after_s: float) -> DecisionTimes:
+        """Make a decision in a thread, as the server does, while a job is submitted."""
+        start_s = time.perf_counter()
+        due_s, done_s = start_s + submit_after_s, None
+        self.now_s += 1.0
+        pending = self.loop.pending_decision(self.now_s)
+        assert pending is not None
+        future = self.thread.submit(made, pending)
+        wait([future], max(0.0, due_s - time.perf_counter()))
+        if time.perf_counter() >= due_s:
+            self.turn([self.submit()], conclude=False)
+            done_s = time.perf_counter()
+        wait([future])
+        self.now_s += 1.0
+        self.loop.turn([], self.now_s, made=future.result)
+        end_s = time.perf_counter()
+        if done_s is None:
+            due_s = min(due_s, end_s)
+            self.turn([self.submit()], conclude=False)
+            done_s = time.perf_counter()
+        return DecisionTimes(end_s - start_s, done_s - due_s)
 
     def settle(self) -> list[float]:
         """Let the agents do what they were told, until there is nothing new; time the turns."""
@@ -163,6 +198,7 @@ class Bench:
 
     def close(self) -> None:
         """Let go of the journals."""
+        self.thread.shutdown()
         self.store.close()
         self.reference.close()
 
@@ -177,10 +213,18 @@ def measure(nodes: int, devices: int, jobs: int, submits: int) -> dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="coddl-bench-") as name:
         bench = Bench(Path(name))
         bench.fill(nodes, devices, jobs)
+        keep_from_collector()
         submit_s, conclude_s, append_s, decide_s, other_s = [], [], [], [], []
+        late_s, behind_s, beside_s = [], [], bench.turn([])
+        chance = random.Random(1)
         for number in range(submits):
             submit_s.append(bench.turn([bench.submit()], conclude=False))
-            conclude_s.append(bench.turn([]))
+            moment = chance.random()
+            times = bench.decide_beside(moment * beside_s)
+            beside_s = times.conclude_s
+            conclude_s.append(times.conclude_s)
+            late_s.append(times.submit_s)
+            behind_s.append((1.0 - moment) * bench.turn([]) + submit_s[-1])
             append_s.append(bench.append_s())
             decide_s.append(bench.decide_s())
             other_s += bench.settle()
@@ -191,11 +235,6 @@ def measure(nodes: int, devices: int, jobs: int, submits: int) -> dict[str, Any]
         bench.close()
         size = (Path(name) / "journal.db").stat().st_size
     bare_s = statistics.median(append_s)
-    chance = random.Random(1)
-    late_s = [
-        (1.0 - chance.random()) * turn_s + own_s
-        for turn_s, own_s in zip(conclude_s, submit_s, strict=True)
-    ]
     return {
         "machine": machine(),
         "nodes": nodes,
@@ -206,6 +245,8 @@ def measure(nodes: int, devices: int, jobs: int, submits: int) -> dict[str, Any]
         "submit_s_p99": at(0.99, submit_s),
         "submit_while_deciding_s_p50": at(0.5, late_s),
         "submit_while_deciding_s_p99": at(0.99, late_s),
+        "submit_behind_decision_s_p50": at(0.5, behind_s),
+        "submit_behind_decision_s_p99": at(0.99, behind_s),
         "conclude_s_p50": at(0.5, conclude_s),
         "conclude_s_p99": at(0.99, conclude_s),
         "decide_core_s_p50": at(0.5, decide_s),
@@ -229,6 +270,7 @@ def main() -> None:
     parser.add_argument("--submits", type=int, default=100)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
+    sys.setswitchinterval(SWITCH_S)
     found = measure(options.nodes, options.devices, options.jobs, options.submits)
     if options.json:
         print(json.dumps(found, indent=2))

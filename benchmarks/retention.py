@@ -41,7 +41,8 @@ from coddl.core.pool.control import ControlPlane
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
-from coddl.server.compaction import Compactor, undisturbed
+from coddl.server.collector import undisturbed
+from coddl.server.compaction import Compactor
 from coddl.server.journal import SNAPSHOT_EVERY, Journal
 from coddl.server.loop import LoopRequest
 from coddl.server.store import HistoryQuery, JournalStore

@@ -12,9 +12,7 @@ So whatever is removed is in the history or in two snapshots, and a pass may end
 one begins with what is stored. (ADR 24)
 """
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from coddl.core.pool.forgetting import forgettable
@@ -28,18 +26,6 @@ from coddl.server.store import JournalStore, RecordJob, StoredSnapshot
 
 BATCH: Final = 100  # jobs that are forgotten together, and records that are removed
 FOLD_BATCH: Final = 20  # records between two rests
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Collect no garbage meanwhile: a pass makes no cycles, and the collector would visit its copy
-    of the pool again and again, in which time no other thread goes on.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 class Compacted(NamedTuple):

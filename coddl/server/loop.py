@@ -15,6 +15,7 @@ from coddl.core.cluster import Cluster
 from coddl.core.errors import UserError
 from coddl.core.pool.control import ControlOutput, ControlPlane
 from coddl.core.pool.failed_decision import FailedDecision
+from coddl.core.pool.pending_decision import Decision, PendingDecision
 from coddl.core.pool.records import Event, RunReported
 from coddl.core.pool.state import Pool
 from coddl.core.registry import BUILT_IN, Registry
@@ -62,6 +63,7 @@ class LoopRequest:
     reply: Callable[[Reply], None] = field(default=_no_reply)
     once: IdempotentRequest | None = None
     must: bool = False  # said once and never again: tried until it is safe
+    submits: bool = False  # all its events are submits, which need not wait for a decision
 
 
 def fact(event: Event, reply: Callable[[Reply], None] = _no_reply) -> LoopRequest:
@@ -143,12 +145,22 @@ class ControlLoop:
         return self.control.pool
 
     def turn(
-        self, requests: Sequence[LoopRequest], wall_s: float, *, conclude: bool = True
+        self,
+        requests: Sequence[LoopRequest],
+        wall_s: float,
+        *,
+        conclude: bool = True,
+        made: Callable[[], Decision] | None = None,
     ) -> TurnResult:
-        """Handle the requests, commit the records, and publish the results."""
+        """Handle the requests, commit the records, and publish the results.
+
+        `made` returns the decision that was pending. It is to be given with no requests: what they
+        say could concern jobs that the decision is about.
+        """
         self._now_s = max(self._now_s, wall_s)  # wall clocks are set back now and then
+        assert made is None or (conclude and not requests)
         try:
-            return self._turn(requests, conclude=conclude)
+            return self._turn(requests, conclude=conclude, made=made)
         except _Failed as failed:
             self._fold_again()
             culprit = failed.request or (requests[0] if len(requests) == 1 else None)
@@ -165,17 +177,42 @@ class ControlLoop:
         again = [left for request in requests for left in self.turn([request], wall_s).again]
         return TurnResult(again, self.control.wake_at_s)
 
+    def pending_decision(self, wall_s: float) -> PendingDecision | None:
+        """Return the decision that is to be made, for another thread; None: there is none.
+
+        Until it is made and given to `turn`, only submits may be taken. Where the pool is folded
+        again meanwhile, `control` is another one, and the decision is void.
+        """
+        self._now_s = max(self._now_s, wall_s)
+        try:
+            if self._must_restore:
+                self._restore()
+            pending = self.control.pending_decision(self._now_s)
+        except Exception as error:
+            self._fold_again()
+            self._effects.report_bug(error)
+            return None
+        before = self.control
+        self.turn([], wall_s, conclude=False)  # what was concluded on the way is committed
+        return pending if self.control is before else None
+
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
 
-    def _turn(self, requests: Sequence[LoopRequest], *, conclude: bool) -> TurnResult:
+    def _turn(
+        self,
+        requests: Sequence[LoopRequest],
+        *,
+        conclude: bool,
+        made: Callable[[], Decision] | None,
+    ) -> TurnResult:
         batch = _Batch()
         if self._must_restore:
             self._restore()
         for request in requests:
             self._take(request, batch)
-        outcome, answers = self._conclude(batch, conclude=conclude)
+        outcome, answers = self._conclude(batch, conclude=conclude, made=made)
         entries: list[JournalEntry] = []
         if outcome.records or answers:
             try:
@@ -224,10 +261,11 @@ class ControlLoop:
         return before is not None
 
     def _conclude(
-        self, batch: _Batch, *, conclude: bool
+        self, batch: _Batch, *, conclude: bool, made: Callable[[], Decision] | None
     ) -> tuple[ControlOutput, list[StoredAnswer]]:
         try:
-            outcome = self.control.conclude(self._now_s) if conclude else self.control.note()
+            control, now_s = self.control, self._now_s
+            outcome = control.conclude(now_s, made) if conclude else control.note()
             answers = [
                 StoredAnswer(once.key, once.request, once.respond(), self._now_s)
                 for once in batch.first.values()

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import secrets
@@ -29,6 +28,8 @@ from coddl.plugins import registry_of_usable
 from coddl.server.addresses import Endpoint, endpoint_of
 from coddl.server.auth import Tokens
 from coddl.server.clock import ScaledClock, SystemClock
+from coddl.server.collector import keep_from_collector
+from coddl.server.decision_thread import SWITCH_S
 from coddl.server.errors import BadFolder
 from coddl.server.http import create_app
 from coddl.server.http_server import HttpServer, listen
@@ -137,20 +138,12 @@ async def _serve(
             more = " --tls-ca FILE" if ca else ""
             agents = f"coddl agent --server {endpoint.advertised} --token-file FILE{more}"
             log.info("agents_can_join", command=agents, token_file=str(folder / TOKEN))
-        _keep_from_collector()
+        keep_from_collector()
+        sys.setswitchinterval(SWITCH_S)
         await http_server.serve(sockets=[listener])
     log.info("server_stopped")
     if server.failure is not None:
         raise server.failure
-
-
-def _keep_from_collector() -> None:
-    """Exclude all present objects (modules, the restored pool) from garbage collection.
-
-    They stay in memory anyway, and each pass over them stops all threads: 0.1 s in an empty pool.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def replay_command(journal: Path, options: ServeOptions) -> list[str]:

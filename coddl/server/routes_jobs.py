@@ -103,10 +103,11 @@ def _add_submit(router: APIRouter, server: Server) -> None:
             return server.job_view(server.pool.jobs[numbers[-1]]).model_dump_json()
 
         if key is None:
-            await server.ask(events)
+            await server.ask(events, submits=True)
             return _json(respond(), 201)
         digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()
-        return _json(await server.ask(events, IdempotentRequest(key, digest, respond)), 201)
+        once = IdempotentRequest(key, digest, respond)
+        return _json(await server.ask(events, once, submits=True), 201)
 
 
 async def _preview(server: Server, spec: JobSpec) -> rest.PreviewView:

@@ -20,7 +20,6 @@ from coddl.core.pool.admission import alive
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.failed_decision import FailedDecision
 from coddl.core.pool.job import JobState
-from coddl.core.pool.node_problems import node_problems
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.records import (
     Event,
@@ -42,6 +41,7 @@ from coddl.server import views
 from coddl.server.agent_sessions import GOING_AWAY, LEASE_OVER, AgentSessions
 from coddl.server.clock import Clock
 from coddl.server.code_store import CodeStore
+from coddl.server.decision_thread import DecisionThread, MadeDecision
 from coddl.server.folding import JournalEntry
 from coddl.server.history import JobHistory
 from coddl.server.job_names import JobNames
@@ -60,6 +60,7 @@ from coddl.server.loop import (
 from coddl.server.metric_log import MetricLog
 from coddl.server.metrics import ServerMetrics
 from coddl.server.node_leases import NodeLeases
+from coddl.server.node_warnings import NodeWarnings
 from coddl.server.notifier import Notifier
 from coddl.server.progress import LatestProgress
 from coddl.server.replays import Replays
@@ -71,8 +72,8 @@ BEATS_PER_LEASE: Final = 24
 BEAT_EVERY_MAX_S: Final = 5.0
 REST_S_MAX: Final = 10.0  # agents try to come back every 5 seconds, at least
 RETRY_S: Final = 1.0  # between attempts to write down what must not be lost
-SWIFT_S: Final = 0.02  # after a turn that takes longer, requests do not wait for conclusions
-NAMES_SHOWN: Final = 8  # of a cluster's nodes, in the log
+# After a turn that takes longer, requests do not wait for conclusions, nor submits for a decision.
+SWIFT_S: Final = 0.02
 BREATH_S: Final = 0.005  # for answers to leave before conclusions are drawn
 
 log = structlog.get_logger(__name__)
@@ -115,7 +116,7 @@ class Server:
         # Why the engine does not answer; None: it has not reported yet.
         self.engine_trouble: str | None = None
         self.engine_notes: list[str] = []  # why its nodes leave, or do not come
-        self._told_problems: frozenset[str] = frozenset()  # in the log
+        self._node_warnings = NodeWarnings(site)
         self.is_closing = False
         self.failure: BaseException | None = None  # of the control loop: the end of all
         self.on_failure: Callable[[], None] = lambda: None
@@ -141,7 +142,8 @@ class Server:
         self._first = PolicyChosen(self.pool.policy, "", self.pool.placement)
         self._woken_for_s: float | None = None
         self._wake_at_s = self._loop.control.wake_at_s
-        self._took_s = 0.0  # the last turn that drew conclusions
+        self._took_s = 0.0  # to draw conclusions, the last time
+        self._decisions = DecisionThread()
         self._rest_until_s = 0.0
         self._turn_at_s: float | None = None  # when something is left to do
         self._await_agents()
@@ -160,6 +162,7 @@ class Server:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await asyncio.to_thread(self.upkeep.close)
+            self._decisions.close()
             await self.replays.close()
             self.logs.close()
             self.metric_log.close()
@@ -252,7 +255,9 @@ class Server:
         """Queue a request from another thread."""
         self._threads_loop.call_soon_threadsafe(self.put, ask)
 
-    async def ask(self, events: Events, once: IdempotentRequest | None = None) -> str:
+    async def ask(
+        self, events: Events, once: IdempotentRequest | None = None, *, submits: bool = False
+    ) -> str:
         """Queue events and wait until they are committed; raises UserError, or InternalError."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
@@ -260,7 +265,7 @@ class Server:
             if not future.done():  # the client may have disconnected
                 future.set_result(reply)
 
-        self.put(LoopRequest(events, reply, once))
+        self.put(LoopRequest(events, reply, once, submits=submits))
         match await future:
             case RequestDone(response):
                 return response
@@ -309,7 +314,7 @@ class Server:
                 self._names.forget(each.record.jobs)
                 self.progress.forget(each.record.jobs)
             if isinstance(each.record, NodeJoined):
-                self._look_up(each.record.node)
+                self._node_warnings.look_up(self.pool, each.record.node)
             if isinstance(each.record, RunEnded):
                 self.metric_log.end(each.record.job)
             self.metrics.observe(each, self.pool)
@@ -319,16 +324,6 @@ class Server:
                 if job not in self.pool.active:
                     notifier.notify()  # there is no more to come
                     del self._printed[job]
-
-    def _look_up(self, node: str) -> None:
-        """Log what may be a mistake: a node is not described, or differs from others."""
-        if self.site is not None and node not in {each.name for each in self.site.nodes}:
-            names = ", ".join(each.name for each in self.site.nodes[:NAMES_SHOWN])
-            log.warning("node_not_in_cluster_file", node=node, named=names)
-        found = node_problems(self.pool)
-        for kind in found.keys() - self._told_problems:
-            log.warning("nodes_differ", node=node, problem=found[kind])
-        self._told_problems = frozenset(found)
 
     def tell(self, nodes: frozenset[str]) -> None:
         """Send these nodes their orders."""
@@ -387,19 +382,60 @@ class Server:
         """Handle all that has come.
 
         Where decisions take long, what has come is written down and answered first; conclusions
-        are drawn after that, and no more often than half of the time.
+        are drawn after that, and no more often than half of the time. While a decision is made in
+        its thread, submits are written down and answered, and all else waits.
         """
+        if (made := self._decisions.take()) is not None:
+            self._take_decision(made)
+        if self._decisions.is_busy:
+            self._take_submits()
+            return
         is_due = self._turn_at_s is not None and self.steady_s() >= self._turn_at_s
-        if is_due or (self._queue and self._took_s < SWIFT_S):
+        is_swift = self._took_s < SWIFT_S
+        if is_swift and (is_due or self._queue):
             self._take_turn(conclude=True)
+        elif is_due:
+            self._begin_decision()
         elif self._queue:
             self._take_turn(conclude=False)
 
-    def _take_turn(self, *, conclude: bool) -> None:
+    def _take_submits(self) -> None:
+        others = [each for each in self._queue if not each.submits]
+        if len(others) < len(self._queue):
+            self._queue = deque(each for each in self._queue if each.submits)
+            self._take_turn(conclude=False)
+            self._queue.extend(others)
+
+    def _begin_decision(self) -> None:
+        """Have a decision made beside the control loop, if there is one to be made."""
+        if self._queue:
+            self._take_turn(conclude=False)
+            if self._queue:
+                return  # the journal is full
+        began_s = self.steady_s()
+        pending = self._loop.pending_decision(self.clock.wall_s())
+        if pending is None:
+            self._take_turn(conclude=True)
+            return
+        self._turn_at_s = None
+        self._decisions.begin(self._loop.control, pending, began_s, self._news.set)
+
+    def _take_decision(self, made: MadeDecision) -> None:
+        """Put a decision into effect; it is void if the pool was read from the journal since."""
+        must_decide = self._turn_at_s is not None  # for jobs that were submitted meanwhile
+        if made.control is self._loop.control:
+            waiting, self._queue = self._queue, deque()
+            self._take_turn(conclude=True, made=made)
+            self._queue.extend(waiting)
+        if must_decide:
+            self._turn_at_s = max(self._turn_at_s or 0.0, self._rest_until_s)
+
+    def _take_turn(self, *, conclude: bool, made: MadeDecision | None = None) -> None:
         asks = list(self._queue)
         self._queue.clear()
-        began_s = self.steady_s()
-        turn = self._loop.turn(asks, self.clock.wall_s(), conclude=conclude)
+        began_s = made.began_s if made is not None else self.steady_s()
+        result = made.result if made is not None else None
+        turn = self._loop.turn(asks, self.clock.wall_s(), conclude=conclude, made=result)
         ended_s = self.steady_s()
         self.metrics.turn_seconds.observe(ended_s - began_s)
         self._wake_at_s = turn.wake_at_s
@@ -437,7 +473,8 @@ class Server:
     def _patience_s(self) -> float | None:
         """Return the seconds until the next timer; None if there is none."""
         steady_s = self.steady_s()
-        due_s = [end for end in (self._leases.next_end_s(), self._turn_at_s) if end is not None]
+        turn_at_s = None if self._decisions.is_busy else self._turn_at_s
+        due_s = [end for end in (self._leases.next_end_s(), turn_at_s) if end is not None]
         if self._wake_at_s is not None and self._wake_at_s != self._woken_for_s:
             left_s = (self._wake_at_s - self.clock.wall_s()) / self.clock.scale
             due_s.append(steady_s + left_s)

@@ -20,7 +20,8 @@ from coddl.core.pool.records import JobsForgotten
 from coddl.core.pool.state import Pool
 from coddl.server.clock import Clock
 from coddl.server.code_store import CodeStore
-from coddl.server.compaction import Compactor, undisturbed
+from coddl.server.collector import undisturbed
+from coddl.server.compaction import Compactor
 from coddl.server.journal import Journal
 from coddl.server.loop import Events, LoopRequest, Reply, RequestDone
 from coddl.server.metrics import ServerMetrics

@@ -6,6 +6,9 @@
                    they are published
     note()         gives the records without concluding anything: that is owed then
 
+Between `pending_decision` and `conclude` a driver may make a long decision in another thread, and
+take submits.
+
 A driver takes the events of an instant together: a hundred submits make one decision. Effects are
 orders: a node whose orders changed is to be instructed (`Pool.orders`). Devices change hands so:
 
@@ -14,23 +17,25 @@ orders: a node whose orders changed is to be instructed (`Pool.orders`). Devices
                                                Aimed(B): only now may B use it
 """
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Final, NamedTuple, assert_never
 
 from coddl.core.cluster import Cluster
 from coddl.core.node_count import NodeCount
 from coddl.core.pool import records as r
-from coddl.core.pool.admission import UserEvent, is_news
+from coddl.core.pool.admission import is_news
+from coddl.core.pool.causes import cause_name, request_cause
 from coddl.core.pool.decision import POOL_STABILITY
 from coddl.core.pool.explain import sentence_of
-from coddl.core.pool.failed_decision import RETRY_S, FailedDecision, decide_or_hold
+from coddl.core.pool.failed_decision import RETRY_S, FailedDecision
 from coddl.core.pool.forgetting import still_known
 from coddl.core.pool.job import JobState, MeasuredSpeed
 from coddl.core.pool.known_profiles import knows_profile
 from coddl.core.pool.leaving import AGENT, drained_by_notice, due_s, forced_moves, led_from_drained
 from coddl.core.pool.nodes import NodeState
 from coddl.core.pool.parking import ended_parkings, may_call_back
+from coddl.core.pool.pending_decision import Decision, PendingDecision
 from coddl.core.pool.scaling import count_after, ended_nodes, news_of, surplus_of
 from coddl.core.pool.slot_sharing import (
     are_free,
@@ -39,6 +44,7 @@ from coddl.core.pool.slot_sharing import (
     must_wait,
     note_turns,
 )
+from coddl.core.pool.starts import start_due_s, start_within_s
 from coddl.core.pool.state import Pool
 from coddl.core.pool.untying import first_move
 from coddl.core.registry import BUILT_IN, Registry
@@ -83,6 +89,7 @@ class ControlPlane:
         self._awaited: set[str] = set()
         self._rest_until_s = 0.0  # nothing is decided, unless all of them are back
         self._node_count = NodeCount()
+        self._is_pending = False  # a decision is being made elsewhere
 
     def handle(self, event: r.Event, now_s: float) -> ControlOutput:
         """Take in one event and draw the conclusions."""
@@ -108,7 +115,7 @@ class ControlPlane:
     @property
     def wake_at_s(self) -> float | None:
         """When to send `Woke`, if nothing happens before."""
-        times_s = [self._start_due_s(self.pool.jobs[number]) for number in self.pool.starting]
+        times_s = [start_due_s(self.pool, self.pool.jobs[number]) for number in self.pool.starting]
         times_s += [self._rest_until_s or None, self._decide_at_s, *due_s(self.pool)]
         return min((at_s for at_s in times_s if at_s is not None), default=None)
 
@@ -126,6 +133,7 @@ class ControlPlane:
 
     def take(self, event: r.Event, now_s: float) -> None:
         """Fold what is new of an event; raises UserError, having changed nothing."""
+        assert not self._is_pending or isinstance(event, r.JobSubmitted), event
         match event:
             case (
                 r.JobSubmitted()
@@ -141,7 +149,7 @@ class ControlPlane:
             ):
                 if is_news(self.pool, event, self.registry):
                     self._add(event, now_s)
-                    self._call(self._said(event))
+                    self._why = self._why or request_cause(self.pool, event)
             case r.JobsForgotten():
                 if (known := still_known(self.pool, event)).jobs:
                     self._add(known, now_s)
@@ -173,34 +181,8 @@ class ControlPlane:
             case _:
                 assert_never(event)
 
-    def _said(self, event: UserEvent) -> str:
-        match event:
-            case r.JobSubmitted(job):
-                return f"{self._name(job)} submitted"
-            case r.JobCancelled(job):
-                return f"{self._name(job)} cancelled"
-            case r.JobSuspended(job):
-                return f"{self._name(job)} suspended"
-            case r.JobResumed(job):
-                return f"{self._name(job)} resumed"
-            case r.JobBounded(job, least, most):
-                return f"{self._name(job)} bounds set to {least}..{most}"
-            case r.JobPrioritised(job, priority):
-                return f"{self._name(job)} priority set to {priority}"
-            case r.NodeDrained(node):
-                return f"node {node} drained"
-            case r.NodeUndrained(node):
-                return f"node {node} no longer drained"
-            case r.NodeForgotten(node):
-                return f"node {node} forgotten"
-            case r.PolicyChosen(policy):
-                return f"policy set to {policy}, placement {self.pool.placement}"
-
     def _name(self, job: int) -> str:
-        """Name a job; with its number where another live job has the same name."""
-        name = self.pool.jobs[job].spec.name
-        same = (each.id for each in self.pool.live_jobs() if each.spec.name == name)
-        return f'job {job} "{name}"' if any(number != job for number in same) else name
+        return cause_name(self.pool, job)
 
     def _call(self, why: str) -> None:
         """Ask for a decision; the first cause of an instant names it."""
@@ -403,15 +385,21 @@ class ControlPlane:
 
     # Conclusions.
 
-    def conclude(self, now_s: float) -> ControlOutput:
-        """Decide if something calls for it, and put into effect what devices allow."""
-        self._end_overdue(now_s)
-        if self._awaited and now_s < self._rest_until_s:
-            return self.note()
-        self._rest_until_s = 0.0
-        if why := self._why or self._hint or self._due:
-            self._why = self._hint = self._due = ""
-            self._decide(why, now_s)
+    def conclude(self, now_s: float, made: Callable[[], Decision] | None = None) -> ControlOutput:
+        """Decide if something calls for it, and put into effect what devices allow.
+
+        `made` returns the decision that was pending, if it was made meanwhile.
+        """
+        if made is not None:
+            assert self._is_pending
+            self._is_pending = False
+            self._apply_decision(made(), now_s)
+        else:
+            pending = self._next_decision(now_s)
+            if self._is_resting(now_s):
+                return self.note()
+            if pending is not None:
+                self._apply_decision(pending.decide(), now_s)
         for number in list(self.pool.unsettled):
             self._settle(self.pool.jobs[number], now_s)
         if (first := first_move(self.pool)) is not None:
@@ -419,9 +407,33 @@ class ControlPlane:
         self._leave_drained(now_s)
         return self.note()
 
-    def _decide(self, why: str, now_s: float) -> None:
-        rules = (self.stability, why, now_s, self.site)
-        outcome = decide_or_hold(self.pool, *rules, registry=self.registry)
+    def pending_decision(self, now_s: float) -> PendingDecision | None:
+        """Return the decision that something calls for, to be made elsewhere; None: nothing does.
+
+        Until it is made and `conclude` is given it, only submits are taken: they change nothing
+        that it reads.
+        """
+        pending = self._next_decision(now_s)
+        self._is_pending = pending is not None
+        return pending.without_later_jobs() if pending is not None else None
+
+    def _is_resting(self, now_s: float) -> bool:
+        return bool(self._awaited) and now_s < self._rest_until_s
+
+    def _next_decision(self, now_s: float) -> PendingDecision | None:
+        """Return the decision that something calls for."""
+        assert not self._is_pending
+        self._end_overdue(now_s)
+        if self._is_resting(now_s):
+            return None
+        self._rest_until_s = 0.0
+        if not (why := self._why or self._hint or self._due):
+            return None
+        self._why = self._hint = self._due = ""
+        rules = (self.stability, why, now_s, self.site, self.registry)
+        return PendingDecision(self.pool, *rules)
+
+    def _apply_decision(self, outcome: Decision, now_s: float) -> None:
         if not isinstance(outcome, FailedDecision):
             self._retry_at_s = None
             self._add(outcome, now_s)
@@ -430,26 +442,13 @@ class ControlPlane:
         if outcome.record is not None:
             self._add(outcome.record, now_s)
 
-    def _start_due_s(self, job: JobState) -> float | None:
-        """Return until when a job must have made its first step; None: it would not be reported."""
-        if job.lead is None or self.pool.is_deaf(job):
-            return None
-        # An agent that was away reports what happened meanwhile only after it has come back.
-        since_s = max(job.story[-1].at_s, self.pool.nodes[job.lead].back_s)
-        return since_s + self._start_within_s(job)
-
-    def _start_within_s(self, job: JobState) -> float:
-        """Return how long a start may take: it makes no progress while it waits for its turn."""
-        within_s = job.spec.launch.start_within_s
-        return within_s if job.sharers == 1 else (within_s + job.turn_s) * job.sharers
-
     def _end_overdue(self, now_s: float) -> None:
         """Give up runs that never come to their first step."""
         for number in list(self.pool.starting):
             job = self.pool.jobs[number]
-            due_s = self._start_due_s(job)
+            due_s = start_due_s(self.pool, job)
             if due_s is not None and now_s >= due_s:
-                within_s = self._start_within_s(job)
+                within_s = start_within_s(job)
                 self._add(r.StartOverdue(number, job.attempt, within_s), now_s)
                 self._call(f"{self._name(number)} did not start in time")
 

@@ -36,6 +36,7 @@ class Invariants:
         self._workers = workers
         self._names: dict[str, int] = {}  # of jobs in the journal
         self._adopting: set[tuple[int, int]] = set()  # jobs and attempts
+        self._maybe_late: set[int] = set()  # jobs that the next decision may not be about
         self._saved: dict[int, int] = {}  # steps that were told to be saved
 
     def fail(self, invariant: str, sentence: str) -> None:
@@ -59,12 +60,13 @@ class Invariants:
         """Take in what the server has just written down; `history` is what its disk has."""
         if self.broken is not None:
             return
-        has_decided = False
+        has_decided, records = False, list[r.Record]()
         for line in lines:
             record = record_of(line)
             assert not isinstance(record, UnreadableRecord), record.because
             self._story.tell(f"[{line.seq}] {words_of(record)}")
             self.records += 1
+            records.append(record)
             job = self.pool.jobs.get(getattr(record, "job", -1))
             step = job.step if job is not None else 0
             self.runs_only_go_forward(record)
@@ -78,8 +80,12 @@ class Invariants:
             if isinstance(record, r.Decided):
                 has_decided = True
                 self.shares_are_within_bounds(record, server)
+        submitted = {each.job for each in records if isinstance(each, r.JobSubmitted)}
         if has_decided:
             self.who_waits_is_told_why()
+            self._maybe_late.clear()
+        else:
+            self._maybe_late |= submitted
         self.every_worker_is_an_owners()
         self.the_journal_gives_the_servers_memory(server)
 
@@ -138,8 +144,13 @@ class Invariants:
                 self.fail("shares are within bounds", f"job {number} gets a slot twice")
 
     def who_waits_is_told_why(self) -> None:
-        """After a decision, each job that waits has a reason."""
+        """After a decision, each job that waits has a reason.
+
+        Those that were submitted since the decision before may have come while this one was made.
+        """
         for job in self.pool.live_jobs():
+            if job.id in self._maybe_late:
+                continue
             if job.is_waiting and not job.suspended and not job.target and job.waiting is None:
                 self.fail("each job that waits has a reason", f"job {job.id} {job.phase}")
 

@@ -111,6 +111,7 @@ class ServerMachine:
         name = f"server#{self._starts}"
         process = SimulatedProcess(name, world.time, skew, self._on_error)
         process.on_death(partial(self._on_death, process))
+        process.thread_s = world.plan.decision_s
         self.process = process
         self.buried.append(process)
         world.story.tell(f"{name} starts")

@@ -71,7 +71,7 @@ class Users:
                 self._settled.add(number)
 
         once = IdempotentRequest(f"key-{number}", job.spec.name, lambda: f"{accepted[-1]}")
-        self._request(lambda server: server.ask(events, once), take)
+        self._request(lambda server: server.ask(events, once, submits=True), take)
         self._world.time.call_later(
             PATIENCE_S if self._machine.is_up else AGAIN_S, self._submit, job
         )

@@ -119,6 +119,7 @@ class SimulatedProcess:
         self.loop = _ProcessLoop(self)
         self.is_alive = True
         self.is_stopped = False
+        self.thread_s = 0.0  # that work in a thread of its own takes
         self.tasks: dict[asyncio.Task[Any], None] = {}  # that have not ended
         self._is_buried = False
         self._held: list[asyncio.Handle] = []  # while it does not run
@@ -310,16 +311,23 @@ class _ProcessLoop(asyncio.BaseEventLoop):
 
     def run_in_executor(
         self,
-        executor: object,  # noqa: ARG002 - there is one thread
+        executor: object,
         func: Callable[..., Any],
         *args: object,
     ) -> "asyncio.Future[Any]":
-        """Do it here and now."""
+        """Do it here and now; what has a thread of its own is done after `thread_s`."""
         future = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except Exception as error:
-            future.set_exception(error)
+
+        def do() -> None:
+            try:
+                future.set_result(func(*args))
+            except Exception as error:
+                future.set_exception(error)
+
+        if executor is None:
+            do()
+        else:
+            self.call_later(self._process.thread_s, do)
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

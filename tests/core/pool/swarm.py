@@ -12,7 +12,7 @@ import msgspec
 
 from coddl.core.errors import UserError
 from coddl.core.pool import records as r
-from coddl.core.pool.control import ControlPlane
+from coddl.core.pool.control import ControlOutput, ControlPlane
 from coddl.core.pool.orders import Orders
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
@@ -98,7 +98,7 @@ class Swarm:
 
     def conclude(self, said: list[Said]) -> None:
         self.owed = self.faults and self.users and self.random.random() < 0.3
-        outcome = self.control.note() if self.owed else self.control.conclude(self.now_s)
+        outcome = self.control.note() if self.owed else self.concluded()
         if outcome.records and self.random.random() < self.full:
             self.undo(said)
             return
@@ -110,6 +110,10 @@ class Swarm:
             if agent.is_connected and self.pool.nodes[node].boot == str(agent.boot):
                 self.inbox[node] = self.pool.orders(node)
         check(self)
+
+    def concluded(self) -> ControlOutput:
+        """Draw conclusions."""
+        return self.control.conclude(self.now_s)
 
     def undo(self, said: list[Said]) -> None:
         """Let it not have happened; what is said only once is kept for the next time."""
