@@ -76,6 +76,17 @@ def test_jobs_appear_grow_shrink_and_finish_on_the_page(
     cancel(pool, "first")
 
 
+def test_no_speed_is_invented_for_a_job_that_made_no_step(browser: Browser, pool: UpPool) -> None:
+    pool.coddl("submit", "--name", "dead", "--gpus", "1..4", "train.py", "--no-such-option")
+    with Visit(browser, address(pool), token(pool)) as visit:
+        visit.row("Ended jobs", "dead").get_by_role("link").click()
+        speed = visit.region("Speed")
+        expect(speed).to_contain_text("no step has been measured")
+        expect(speed.get_by_role("columnheader").first).to_have_text("CPU slots")
+        expect(speed.get_by_role("row").nth(2).get_by_role("cell").nth(1)).to_have_text("?")
+        expect(speed.get_by_role("img")).to_have_count(0)
+
+
 def test_a_job_is_cancelled_by_a_click_after_a_question(
     browser: Browser, pool: UpPool, pace: Path
 ) -> None:

@@ -3,7 +3,7 @@
 import { useState } from "react";
 import { Curve, type Against } from "../charts/curves";
 import { Shares } from "../charts/shares";
-import { Speeds } from "../charts/speeds";
+import { isAnyKnown, Speeds } from "../charts/speeds";
 import { Card, Choice, Facts, StateBadge, Swatch, Trouble, useNow } from "../parts/basics";
 import { JobActions } from "../parts/job_actions";
 import { Log } from "../parts/log";
@@ -195,22 +195,27 @@ function Metrics({ series, trouble }: { series: readonly Shapes["SeriesView"][];
 }
 
 function SpeedCard({ speeds, gpus, unit }: { speeds: readonly SpeedView[]; gpus: number; unit: string }) {
+  const isKnown = isAnyKnown(speeds);
   const columns: Column<SpeedView>[] = [
     { name: `${unit}s`, cell: (speed) => speed.gpus, isNumber: true },
-    { name: "STEP TIME", cell: (speed) => shortTime(speed.step_s), isNumber: true },
+    { name: "STEP TIME", cell: (speed) => (isKnown ? shortTime(speed.step_s) : "?"), isNumber: true },
     { name: "SPEEDUP", cell: (speed) => `${speed.speedup.toFixed(2)}x`, isNumber: true },
     { name: "SOURCE", cell: sourceOf, className: "reason" },
   ];
   return (
     <Card title={`Speed by number of ${unit}s`} label="Speed">
       <div className="halves">
-        <div>
-          <Speeds speeds={speeds} gpus={gpus} unit={unit} />
-          <p className="hint">
-            Steps per second. Full dots are measured. Hollow dots are not; a line through one is the
-            standard deviation of its estimate. The ring is the size that the job has now.
-          </p>
-        </div>
+        {isKnown ? (
+          <div>
+            <Speeds speeds={speeds} gpus={gpus} unit={unit} />
+            <p className="hint">
+              Steps per second. Full dots are measured. Hollow dots are not; a line through one is
+              the standard deviation of its estimate. The ring is the size that the job has now.
+            </p>
+          </div>
+        ) : (
+          <p className="empty">no step has been measured yet; until then, the speedup is an assumption</p>
+        )}
         <Table caption="Speeds" rows={speeds} columns={columns} keyOf={(speed) => speed.gpus} pageSize={16} empty="" />
       </div>
     </Card>
