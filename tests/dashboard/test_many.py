@@ -1,5 +1,6 @@
 """The page with 1,000 jobs and 1,000 GPUs: of an invented pool, since real jobs are too heavy."""
 
+import datetime
 import json
 import re
 import subprocess
@@ -64,3 +65,16 @@ def test_a_range_of_time_goes_by_the_clock_of_the_pool(browser: Browser) -> None
         expect(visit.page.get_by_text("live", exact=True)).to_be_visible()
         with visit.page.expect_request(is_recent):
             visit.page.get_by_role("button", name="15 min").click()
+
+
+def test_a_date_is_shown_where_it_is_not_the_pools_today(browser: Browser) -> None:
+    here = datetime.datetime.now().astimezone()
+    noon = here.replace(hour=12, minute=0) + datetime.timedelta(days=3)
+    ahead = InventedPool(noon.timestamp(), gpus=8, active=4)
+    old = next(job for job in ahead.jobs if not job.is_active(ahead.now_s))
+    old.submitted_s, old.runs_s = time.time(), 1.0  # today by the clock of the browser
+    with StubServer(ahead) as server, Visit(browser, server.url, "any") as visit:
+        made = visit.region("Last decisions").locator("time").first
+        expect(made).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+        ended = visit.row("Ended jobs", old.name)
+        expect(ended).to_contain_text(re.compile(rf"{here:%Y-%m-%d} \d\d:\d\d:\d\d"))

@@ -1,9 +1,10 @@
 // A number of a job as a curve, by step or by time.
 
 import { useMemo, useState } from "react";
-import { inkOf, useTheme } from "../theme";
+import { Moment } from "../parts/basics";
 import type { Shapes } from "../server/api";
-import { moment, short, shortTime } from "../words";
+import { inkOf, useTheme } from "../theme";
+import { short, shortTime } from "../words";
 import { axis, Plot, timeAxis, type Options } from "./plot";
 
 type Series = Shapes["SeriesView"];
@@ -47,17 +48,14 @@ export function Curve({ series, against }: { series: Series; against: Against })
   };
   const shown = at !== undefined && at < series.value.length ? at : series.value.length - 1;
   const value = written(series, series.value[shown]);
-  const when =
-    against === "step"
-      ? `step ${(series.step[shown] ?? 0).toLocaleString("en")}`
-      : moment(series.at_s[shown]);
+  const step = (series.step[shown] ?? 0).toLocaleString("en");
   const title = titleOf(series);
   return (
     <figure className="curve">
       <figcaption>
         <span>{title}</span>
         <strong>{value}</strong>
-        <small>{when}</small>
+        <small>{against === "step" ? `step ${step}` : <Moment at_s={series.at_s[shown]} />}</small>
       </figcaption>
       <Plot
         label={`${title}: ${written(series, series.value[0])} at first, ${written(series, series.value.at(-1))} last`}

@@ -3,10 +3,11 @@
 import { useMemo, useRef, useState } from "react";
 import type uPlot from "uplot";
 import { colourOf, fillOf, textOn } from "../colours";
+import { Moment } from "../parts/basics";
 import { jobLink } from "../route";
 import type { Shapes } from "../server/api";
 import { inkOf, useTheme } from "../theme";
-import { counted, duration, moment, shortTime } from "../words";
+import { counted, duration, shortTime } from "../words";
 import { bandAt, stack, type Band } from "./bands";
 import { axis, Plot, timeAxis, type Ink, type Options } from "./plot";
 
@@ -105,7 +106,7 @@ function Tip({ hover: { x, y, span }, until_s, unit }: { hover: Hover; until_s: 
       <br />
       {counted(span.gpus, unit)} for {duration(end_s - span.from_s)}
       <br />
-      since {moment(span.from_s)}
+      since <Moment at_s={span.from_s} />
       {span.paused_s ? `, after a pause of ${shortTime(span.paused_s)}` : ""}
     </div>
   );

@@ -4,12 +4,12 @@ import { useState } from "react";
 import { Curve, type Against } from "../charts/curves";
 import { Shares } from "../charts/shares";
 import { isAnyKnown, Speeds } from "../charts/speeds";
-import { Card, Choice, Facts, StateBadge, Swatch, Trouble, useNow } from "../parts/basics";
+import { Card, Choice, Facts, Moment, StateBadge, Swatch, Trouble, useNow } from "../parts/basics";
 import { JobActions } from "../parts/job_actions";
 import { Log } from "../parts/log";
 import { Table, type Column } from "../parts/table";
 import type { JobView, Shapes, SpeedView } from "../server/api";
-import { useAnswer, useSession } from "../server/live";
+import { useAnswer, usePoolClock, useSession } from "../server/live";
 import {
   bounds,
   counted,
@@ -114,9 +114,9 @@ function JobFacts({ view, unit, position }: { view: JobView; unit: string; posit
         ["user", view.user],
         ["priority", view.priority],
         ["tier", view.tier],
-        ["submitted", moment(view.submitted_s)],
-        ["started", moment(view.started_s)],
-        ["ended", moment(view.ended_s)],
+        ["submitted", moment(view.submitted_s, now_s)],
+        ["started", moment(view.started_s, now_s)],
+        ["ended", moment(view.ended_s, now_s)],
         ["age", duration(age_s)],
         ["time", `${duration(view.runtime_s)} running, ${duration(view.waited_s)} waiting`],
         ["resizes", view.resizes],
@@ -136,7 +136,7 @@ type Span = Shapes["SpanView"];
 function Resizes({ timeline, unit }: { timeline: Shapes["TimelineView"]; unit: string }) {
   const { spans, until_s } = timeline;
   const columns: Column<Span>[] = [
-    { name: "FROM", cell: (span) => moment(span.from_s), sort: (span) => span.from_s, isNumber: true },
+    { name: "FROM", cell: (span) => <Moment at_s={span.from_s} />, sort: (span) => span.from_s, isNumber: true },
     { name: `${unit}s`, cell: (span) => span.gpus, sort: (span) => span.gpus, isNumber: true },
     {
       name: "FOR",
@@ -225,6 +225,7 @@ function SpeedCard({ speeds, gpus, unit }: { speeds: readonly SpeedView[]; gpus:
 const STORY = 15; // entries that are shown at first
 
 function Story({ story }: { story: readonly Shapes["StoryView"][] }) {
+  const now_s = usePoolClock().now_s();
   const [isWhole, setWhole] = useState(false);
   const newest = [...story].sort((a, b) => b.number - a.number);
   const shown = isWhole ? newest : newest.slice(0, STORY);
@@ -233,7 +234,7 @@ function Story({ story }: { story: readonly Shapes["StoryView"][] }) {
       <ol reversed>
         {shown.map((entry) => (
           <li key={entry.number}>
-            <time dateTime={new Date(entry.at_s * 1_000).toISOString()}>{moment(entry.at_s)}</time>
+            <time dateTime={new Date(entry.at_s * 1_000).toISOString()}>{moment(entry.at_s, now_s)}</time>
             <span>{entry.text}</span>
           </li>
         ))}

@@ -4,8 +4,8 @@ import { useEffect, useId, useState, type FormEvent } from "react";
 import { Card, Meter, Trouble } from "../parts/basics";
 import { Table, type Column } from "../parts/table";
 import type { Shapes } from "../server/api";
-import { sleep, useAnswer, useSession } from "../server/live";
-import { counted, duration, moment, percent, unitOf } from "../words";
+import { sleep, useAnswer, usePoolClock, useSession } from "../server/live";
+import { counted, duration, momentRange, percent, unitOf } from "../words";
 
 type Result = Shapes["WhatIfResultView"];
 type Replay = Shapes["WhatIfView"];
@@ -196,7 +196,9 @@ function Outcome({ result }: { result: Result }) {
   const rows = rowsOf(result);
   const most = Math.max(...rows.map((row) => row.run.jct_s.mean ?? 0), 1e-9);
   const within = result.replay.within_5_percent;
-  const from = result.since_s === null ? "" : `, ${moment(result.since_s)} to ${moment(result.until_s)}`;
+  const now_s = usePoolClock().now_s();
+  const { since_s, until_s } = result;
+  const from = since_s === null || until_s === null ? "" : `, ${momentRange(since_s, until_s, now_s)}`;
   return (
     <Card title="Answer" label="Answer">
       <p className="lead">{result.sentence}</p>

@@ -6,13 +6,12 @@ import {
   duration,
   etaOf,
   gpusOf,
-  moment,
   progressOf,
   reasonOf,
   short,
   turnOf,
 } from "../words";
-import { JobName, Meter, StateBadge, useNow } from "./basics";
+import { JobName, Meter, Moment, StateBadge, useNow } from "./basics";
 import { Table, type Column } from "./table";
 
 type JobColumn = Column<JobView>;
@@ -134,7 +133,7 @@ const ENDED: JobColumn[] = [
   NAME,
   USER,
   STATE,
-  { name: "ENDED", cell: (job) => moment(job.ended_s), sort: (job) => job.ended_s ?? 0, isNumber: true },
+  { name: "ENDED", cell: (job) => <Moment at_s={job.ended_s} />, sort: (job) => job.ended_s ?? 0, isNumber: true },
   { name: "RUNTIME", cell: (job) => duration(job.runtime_s), sort: (job) => job.runtime_s, isNumber: true, width: "wide" },
   { name: "WAITED", cell: (job) => duration(job.waited_s), sort: (job) => job.waited_s, isNumber: true, width: "wide" },
   { name: "RESIZES", cell: (job) => job.resizes, sort: (job) => job.resizes, isNumber: true, width: "wide" },
