@@ -170,6 +170,11 @@ def test_a_replay_is_asked_for_and_answered(browser: Browser, pool: UpPool) -> N
         expect(answer).to_contain_text("jobs")
         expect(answer.get_by_role("row").filter(has_text="recorded")).to_be_visible()
         expect(answer.get_by_role("row").filter(has_text="what if")).to_contain_text("srtf")
+        visit.go("nodes")
+        expect(visit.region("Nodes")).to_contain_text("UP")
+        visit.go("whatif")  # the last question is kept with its answer
+        expect(visit.region("Answer")).to_contain_text("srtf")
+        expect(visit.page.get_by_label("Policies")).to_have_value("srtf")
 
 
 def test_pages_are_no_wider_than_a_phone(browser: Browser, pool: UpPool) -> None:
