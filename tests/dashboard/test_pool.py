@@ -103,6 +103,29 @@ def test_a_job_is_cancelled_by_a_click_after_a_question(
     assert pool.job("unwanted")["state"] == "CANCELLED"
 
 
+def test_a_job_is_resized_in_a_dialog(browser: Browser, pool: UpPool, pace: Path) -> None:
+    submit(pool, "sized", pace, gpus="1..4")
+    with Visit(browser, address(pool), token(pool)) as visit:
+        visit.row("Running jobs", "sized").get_by_role("link").click()
+        visit.page.get_by_role("button", name="Resize").click()
+        dialog = visit.page.get_by_role("dialog", name="Resize sized")
+        expect(dialog).to_contain_text("a number of CPU slots")
+        visit.page.keyboard.type("9")  # what was there is selected
+        expect(dialog.get_by_label("Least")).to_have_value("9")
+        dialog.get_by_role("button", name="Resize").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("Least (9) must not be more than Most")
+        dialog.get_by_label("Most").fill("9")
+        dialog.get_by_role("button", name="Resize").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("at least 9 CPU slots")
+        expect(dialog.get_by_role("alert")).to_contain_text("try Least 4, Most 4")
+        dialog.get_by_label("Least").fill("1")
+        dialog.get_by_label("Most").fill("2")
+        dialog.get_by_role("button", name="Resize").click()
+        expect(dialog).to_have_count(0)
+    assert pool.job("sized")["gpus_max"] == 2
+    cancel(pool, "sized")
+
+
 def test_a_wrong_token_is_refused_with_words_of_what_to_do(browser: Browser, pool: UpPool) -> None:
     page = browser.new_page()
     page.goto(address(pool))

@@ -55,7 +55,7 @@ export function JobPage({ job }: { job: string }) {
           <Swatch job={view.id} /> {view.name} <small>job {view.id}</small>
         </h1>
         <StateBadge state={view.state} />
-        {mayChange && !isOver(view) && <JobActions job={view} onDone={explained.ask} />}
+        {mayChange && !isOver(view) && <JobActions job={view} unit={unit} onDone={explained.ask} />}
       </div>
       <p className="lead">{told.sentence || reasonOf(view)}</p>
       {told.parked_sentence && <p className="lead">{told.parked_sentence}</p>}
