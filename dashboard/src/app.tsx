@@ -77,7 +77,7 @@ function SignedIn({ credentials, onSignOut, theme }: SignedInProps) {
 
 function Page({ route }: { route: Route }) {
   useEffect(() => {
-    document.title = `${route.page === "job" ? `job ${route.job}` : route.page} · CoDDL`;
+    document.title = `${titleOf(route)} · CoDDL`;
     scrollTo(0, 0);
     // The link that led here is gone: the keyboard goes on from the top of the page.
     if (document.activeElement === document.body) document.getElementById("main")?.focus({ preventScroll: true });
@@ -93,7 +93,22 @@ function Page({ route }: { route: Route }) {
       return <DecisionsPage number={route.number} />;
     case "whatif":
       return <WhatIfPage />;
+    case "unknown":
+      return (
+        <>
+          <h1>There is no such page</h1>
+          <p className="lead">
+            The address ends in <code>{route.hash}</code>, which is no page of the dashboard.
+          </p>
+          <a href="#/">The pool</a>
+        </>
+      );
   }
+}
+
+function titleOf(route: Route): string {
+  if (route.page === "unknown") return "no such page";
+  return route.page === "job" ? `job ${route.job}` : route.page;
 }
 
 const PAGES = [

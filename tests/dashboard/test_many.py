@@ -78,3 +78,14 @@ def test_a_date_is_shown_where_it_is_not_the_pools_today(browser: Browser) -> No
         expect(made).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
         ended = visit.row("Ended jobs", old.name)
         expect(ended).to_contain_text(re.compile(rf"{here:%Y-%m-%d} \d\d:\d\d:\d\d"))
+
+
+def test_an_address_of_no_page_is_told(browser: Browser) -> None:
+    with (
+        StubServer(InventedPool(time.time(), gpus=8, active=4)) as server,
+        Visit(browser, server.url, "any") as visit,
+    ):
+        visit.go("nonsense")
+        expect(visit.page.get_by_role("heading", name="There is no such page")).to_be_visible()
+        visit.page.get_by_role("link", name="The pool", exact=True).click()
+        expect(visit.region("Running jobs")).to_be_visible()
