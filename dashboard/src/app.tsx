@@ -24,10 +24,22 @@ function stored(): Credentials | undefined {
   }
 }
 
+/** Keep an object that says the same as a new one: a session lasts as long as its object. */
+const unlessEqual = <T,>(now: T, next: T): T =>
+  JSON.stringify(now) === JSON.stringify(next) ? now : next;
+
 export function App() {
   const theme = useTheme();
   const [credentials, setCredentials] = useState(stored);
   const [because, setBecause] = useState<Error>();
+  useEffect(() => {
+    // Another tab has signed out, or in: one that is kept signed in goes along.
+    const follow = (event: StorageEvent) => {
+      if (event.key === KEY || event.key === null) setCredentials((now) => unlessEqual(now, stored()));
+    };
+    addEventListener("storage", follow);
+    return () => removeEventListener("storage", follow);
+  }, []);
   const signOut = (error?: Error) => {
     sessionStorage.removeItem(KEY);
     localStorage.removeItem(KEY);

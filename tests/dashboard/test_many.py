@@ -89,3 +89,19 @@ def test_an_address_of_no_page_is_told(browser: Browser) -> None:
         expect(visit.page.get_by_role("heading", name="There is no such page")).to_be_visible()
         visit.page.get_by_role("link", name="The pool", exact=True).click()
         expect(visit.region("Running jobs")).to_be_visible()
+
+
+def test_a_session_that_is_kept_ends_in_all_tabs(browser: Browser) -> None:
+    with StubServer(InventedPool(time.time(), gpus=8, active=4)) as server:
+        context = browser.new_context()
+        first, second = context.new_page(), context.new_page()
+        first.goto(server.url)
+        first.get_by_label("Token").fill("any")
+        first.get_by_label("Keep me signed in").check()
+        first.get_by_role("button", name="Sign in").click()
+        expect(first.get_by_role("link", name="Nodes")).to_be_visible()
+        second.goto(server.url)
+        expect(second.get_by_role("link", name="Nodes")).to_be_visible()
+        first.get_by_role("button", name="Sign out").click()
+        expect(second.get_by_label("Token")).to_be_visible()
+        context.close()
