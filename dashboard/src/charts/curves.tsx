@@ -5,7 +5,7 @@ import { Moment } from "../parts/basics";
 import type { Shapes } from "../server/api";
 import { inkOf, useTheme } from "../theme";
 import { short, shortTime } from "../words";
-import { axis, Plot, timeAxis, type Options } from "./plot";
+import { axis, Plot, TIME_PADDING_PX, timeAxis, type Options } from "./plot";
 
 type Series = Shapes["SeriesView"];
 export type Against = "step" | "time";
@@ -32,7 +32,7 @@ export function Curve({ series, against }: { series: Series; against: Against })
     const ink = inkOf(theme);
     return {
       legend: { show: false },
-      padding: [6, 24, 0, 0],
+      padding: [6, TIME_PADDING_PX, 0, 0],
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
       scales: { x: { time: against === "time" } },
       axes: [

@@ -9,7 +9,7 @@ import type { Shapes } from "../server/api";
 import { inkOf, useTheme } from "../theme";
 import { counted, duration, shortTime } from "../words";
 import { bandAt, stack, type Band } from "./bands";
-import { axis, Plot, timeAxis, type Ink, type Options } from "./plot";
+import { axis, Plot, TIME_PADDING_PX, timeAxis, type Ink, type Options } from "./plot";
 
 type Timeline = Shapes["TimelineView"];
 type Span = Shapes["SpanView"];
@@ -41,7 +41,7 @@ export function Shares({ timeline, height, unit, isOneJob = false }: Props) {
     return {
       legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false } },
-      padding: [8, 8, 0, 0],
+      padding: [8, TIME_PADDING_PX, 0, 0],
       scales: {
         x: { time: true },
         y: { range: () => [0, Math.max(1, shown.current.top)] },
