@@ -80,6 +80,15 @@ def test_a_date_is_shown_where_it_is_not_the_pools_today(browser: Browser) -> No
         expect(ended).to_contain_text(re.compile(rf"{here:%Y-%m-%d} \d\d:\d\d:\d\d"))
 
 
+def test_a_number_of_each_epoch_has_the_step_at_which_it_changed(browser: Browser) -> None:
+    pool = InventedPool(time.time(), gpus=8, active=1)
+    with StubServer(pool) as server, Visit(browser, server.url, "any") as visit:
+        visit.go("jobs/1")
+        curves = visit.region("Metrics").get_by_role("figure")
+        expect(curves.filter(has_text="loss")).to_contain_text("step 35")
+        expect(curves.filter(has_text="accuracy")).to_contain_text("0.75since step 30")
+
+
 def test_an_address_of_no_page_is_told(browser: Browser) -> None:
     with (
         StubServer(InventedPool(time.time(), gpus=8, active=4)) as server,

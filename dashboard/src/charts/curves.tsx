@@ -5,6 +5,7 @@ import { Moment } from "../parts/basics";
 import type { Shapes } from "../server/api";
 import { inkOf, useTheme } from "../theme";
 import { short, shortTime } from "../words";
+import { asLogged } from "./logged";
 import { axis, Plot, TIME_PADDING_PX, timeAxis, type Options } from "./plot";
 
 type Series = Shapes["SeriesView"];
@@ -21,13 +22,21 @@ function written(series: Series, value: number | null | undefined): string {
     : short(value);
 }
 
-export function Curve({ series, against }: { series: Series; against: Against }) {
+interface Props {
+  series: Series;
+  against: Against;
+}
+
+export function Curve({ series: told, against }: Props) {
   const { theme } = useTheme();
   const [at, setAt] = useState<number>();
-  const data = useMemo(
-    () => [against === "step" ? series.step : series.at_s, series.value] as [number[], number[]],
-    [series, against],
-  );
+  const { series, isHeld } = useMemo(() => asLogged(told), [told]);
+  const data = useMemo(() => {
+    const xOf = (each: Series) => (against === "step" ? each.step : each.at_s);
+    if (!isHeld) return [xOf(series), series.value] as [number[], number[]];
+    // The axis goes on to the newest sample, where there is no point.
+    return [[...xOf(series), xOf(told).at(-1)], [...series.value, null]] as [number[], number[]];
+  }, [told, series, isHeld, against]);
   const options = (): Options => {
     const ink = inkOf(theme);
     return {
@@ -41,7 +50,13 @@ export function Curve({ series, against }: { series: Series; against: Against })
       ],
       series: [
         {},
-        { stroke: ink.line, width: 1.75, spanGaps: false, points: { show: series.step.length < 3 } },
+        {
+          stroke: ink.line,
+          width: 1.75,
+          ...(isHeld && { paths: () => null }), // it is not known between its points
+          spanGaps: false,
+          points: { show: isHeld || series.step.length < 3, size: 6, width: 1, fill: ink.line },
+        },
       ],
       hooks: { setCursor: [(plot) => setAt(plot.cursor.idx ?? undefined)] },
     };
@@ -55,14 +70,17 @@ export function Curve({ series, against }: { series: Series; against: Against })
       <figcaption>
         <span>{title}</span>
         <strong>{value}</strong>
-        <small>{against === "step" ? `step ${step}` : <Moment at_s={series.at_s[shown]} />}</small>
+        <small>
+          {isHeld && "since "}
+          {against === "step" ? `step ${step}` : <Moment at_s={series.at_s[shown]} />}
+        </small>
       </figcaption>
       <Plot
         label={`${title}: ${written(series, series.value[0])} at first, ${written(series, series.value.at(-1))} last`}
         height={150}
         data={data}
         options={options}
-        remake={`${theme} ${against}`}
+        remake={`${theme} ${against} ${isHeld}`}
       />
     </figure>
   );
