@@ -89,6 +89,17 @@ def test_a_number_of_each_epoch_has_the_step_at_which_it_changed(browser: Browse
         expect(curves.filter(has_text="accuracy")).to_contain_text("0.75since step 30")
 
 
+def test_slots_that_are_held_and_not_at_work_are_told(browser: Browser) -> None:
+    pool = InventedPool(time.time(), gpus=8, active=4)
+    with StubServer(pool) as server, Visit(browser, server.url, "any") as visit:
+        headline = visit.page.locator(".headline")
+        expect(headline).to_contain_text("8 of 8")
+        expect(headline).not_to_contain_text("at work")
+        next(job for job in pool.jobs if job.gpus > 1).starting = 1
+        visit.page.reload()
+        expect(headline).to_contain_text("8 of 8 (7 at work)")
+
+
 def test_an_address_of_no_page_is_told(browser: Browser) -> None:
     with (
         StubServer(InventedPool(time.time(), gpus=8, active=4)) as server,
