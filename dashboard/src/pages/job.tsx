@@ -74,7 +74,9 @@ export function JobPage({ job }: { job: string }) {
         )}
       </Card>
       <Metrics series={metrics.answer?.series ?? []} trouble={metrics.trouble} />
-      {told.speeds.length > 0 && <SpeedCard speeds={told.speeds} gpus={view.gpus} unit={unit} />}
+      {told.speeds.length > 0 && (view.tier === "elastic" || isAnyKnown(told.speeds)) && (
+        <SpeedCard speeds={told.speeds} gpus={view.gpus} unit={unit} />
+      )}
       <Story story={told.story} />
       <Log key={view.id} job={view.id} />
     </>
@@ -214,7 +216,7 @@ function SpeedCard({ speeds, gpus, unit }: { speeds: readonly SpeedView[]; gpus:
             </p>
           </div>
         ) : (
-          <p className="empty">no step has been measured yet; until then, the speedup is an assumption</p>
+          <p className="empty">no step has been measured; the speedup is an assumption</p>
         )}
         <Table caption="Speeds" rows={speeds} columns={columns} keyOf={(speed) => speed.gpus} pageSize={16} empty="" />
       </div>
