@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Request, expect
 
 from tests.dashboard.invented_pool import InventedPool
 from tests.dashboard.stub_server import StubServer
-from tests.dashboard.visit import Visit
+from tests.dashboard.visit import PHONE, Visit
 
 pytestmark = pytest.mark.slow
 
@@ -125,3 +125,15 @@ def test_a_session_that_is_kept_ends_in_all_tabs(browser: Browser) -> None:
         first.get_by_role("button", name="Sign out").click()
         expect(second.get_by_label("Token")).to_be_visible()
         context.close()
+
+
+def test_a_phone_is_told_of_progress_and_of_what_it_can_do(browser: Browser) -> None:
+    pool = InventedPool(time.time(), gpus=8, active=4)
+    with (
+        StubServer(pool) as server,
+        Visit(browser, server.url, "any", PHONE, has_touch=True) as visit,
+    ):
+        running = visit.region("Running jobs")
+        expect(running.get_by_role("columnheader", name="PROGRESS")).to_be_visible()
+        expect(visit.page.get_by_text("Tap a band for its job.")).to_be_visible()
+        expect(visit.page.get_by_text("double-click for all")).to_be_hidden()

@@ -141,7 +141,12 @@ function GpusOverTime({ unit }: { unit: string }) {
         {spans.length === 0
           ? "No job held a GPU in this time. "
           : "Each colour is a job; the dashed line is what the pool has. "}
-        {spans.length > 0 && "Click a band for its job, drag to zoom, double-click for all. "}
+        {spans.length > 0 && (
+          <>
+            <span className="by-mouse">Click a band for its job, drag to zoom, double-click for all. </span>
+            <span className="by-touch">Tap a band for its job. </span>
+          </>
+        )}
         {timeline.answer?.truncated && "There was more in this time; the newest is shown."}
       </p>
     </Card>

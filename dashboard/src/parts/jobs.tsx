@@ -49,7 +49,7 @@ const RUNNING: JobColumn[] = [
   STATE,
   { name: "GPUS", cell: Held, sort: (job) => job.gpus, isNumber: true },
   { name: "NODES", cell: (job) => job.nodes.join(", "), sort: (job) => job.nodes.join(), width: "widest" },
-  { name: "PROGRESS", cell: Progress, sort: (job) => job.progress ?? -1, width: "wide" },
+  { name: "PROGRESS", cell: Progress, sort: (job) => job.progress ?? -1 },
   {
     name: "SAMPLES/S",
     cell: (job) => (job.samples_per_s ? short(job.samples_per_s) : ""),
