@@ -202,7 +202,10 @@ class InventedPool:
         """Give a loss of each step, and an accuracy of each epoch of 10 steps."""
         step = list(range(1, 36))
         at_s = [self.now_s - 36.0 + each for each in step]
-        values = {"loss": [1 / each for each in step], "accuracy": [each // 10 / 4 for each in step]}
+        values = {
+            "loss": [1 / each for each in step],
+            "accuracy": [each // 10 / 4 for each in step],
+        }
         series = [
             rest_history.SeriesView(name=name, step=step, at_s=at_s, value=list(value))
             for name, value in values.items()
