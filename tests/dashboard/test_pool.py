@@ -52,7 +52,7 @@ def test_jobs_appear_grow_shrink_and_finish_on_the_page(
     # So slow that a job is faster with more slots, whatever else the machine does.
     pace.write_text("0.1")
     with Visit(browser, address(pool), token(pool)) as visit:
-        expect(visit.region("Running jobs")).to_contain_text("no job holds a GPU")
+        expect(visit.region("Running jobs")).to_contain_text("no job holds a CPU slot")
         submit(pool, "first", pace, gpus="1..4")
         first = visit.row("Running jobs", "first")
         expect(first).to_contain_text("4/1..4")

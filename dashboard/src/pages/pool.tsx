@@ -45,7 +45,7 @@ export function PoolPage() {
       <div className="columns">
         <div>
           <Card title={`Running (${running.length})`} label="Running jobs">
-            <RunningJobs jobs={running} />
+            <RunningJobs jobs={running} unit={unit} />
           </Card>
           <Card title={`Waiting (${waiting.length})`} label="Waiting jobs">
             <WaitingJobs jobs={waiting} />
@@ -139,7 +139,7 @@ function GpusOverTime({ unit }: { unit: string }) {
       {timeline.answer && <Shares timeline={timeline.answer} height={300} unit={unit} />}
       <p className="hint">
         {spans.length === 0
-          ? "No job held a GPU in this time. "
+          ? `No job held a ${unit} in this time. `
           : "Each colour is a job; the dashed line is what the pool has. "}
         {spans.length > 0 && (
           <>

@@ -82,7 +82,7 @@ function Progress(job: JobView) {
   );
 }
 
-export function RunningJobs({ jobs }: { jobs: readonly JobView[] }) {
+export function RunningJobs({ jobs, unit }: { jobs: readonly JobView[]; unit: string }) {
   return (
     <Table
       caption="Running jobs"
@@ -92,7 +92,7 @@ export function RunningJobs({ jobs }: { jobs: readonly JobView[] }) {
       words={wordsOf}
       filtered="name, user, state, node …"
       order={{ column: "ID", isFalling: false }}
-      empty="no job holds a GPU; submit one: coddl submit train.py"
+      empty={`no job holds a ${unit}; submit one: coddl submit train.py`}
     />
   );
 }
