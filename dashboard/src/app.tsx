@@ -24,10 +24,22 @@ function stored(): Credentials | undefined {
   }
 }
 
+/** Keep an object that says the same as a new one: a session lasts as long as its object. */
+const unlessEqual = <T,>(now: T, next: T): T =>
+  JSON.stringify(now) === JSON.stringify(next) ? now : next;
+
 export function App() {
   const theme = useTheme();
   const [credentials, setCredentials] = useState(stored);
   const [because, setBecause] = useState<Error>();
+  useEffect(() => {
+    // Another tab has signed out, or in: one that is kept signed in goes along.
+    const follow = (event: StorageEvent) => {
+      if (event.key === KEY || event.key === null) setCredentials((now) => unlessEqual(now, stored()));
+    };
+    addEventListener("storage", follow);
+    return () => removeEventListener("storage", follow);
+  }, []);
   const signOut = (error?: Error) => {
     sessionStorage.removeItem(KEY);
     localStorage.removeItem(KEY);
@@ -77,7 +89,7 @@ function SignedIn({ credentials, onSignOut, theme }: SignedInProps) {
 
 function Page({ route }: { route: Route }) {
   useEffect(() => {
-    document.title = `${route.page === "job" ? `job ${route.job}` : route.page} · CoDDL`;
+    document.title = `${titleOf(route)} · CoDDL`;
     scrollTo(0, 0);
     // The link that led here is gone: the keyboard goes on from the top of the page.
     if (document.activeElement === document.body) document.getElementById("main")?.focus({ preventScroll: true });
@@ -93,7 +105,22 @@ function Page({ route }: { route: Route }) {
       return <DecisionsPage number={route.number} />;
     case "whatif":
       return <WhatIfPage />;
+    case "unknown":
+      return (
+        <>
+          <h1>There is no such page</h1>
+          <p className="lead">
+            The address ends in <code>{route.hash}</code>, which is no page of the dashboard.
+          </p>
+          <a href="#/">The pool</a>
+        </>
+      );
   }
+}
+
+function titleOf(route: Route): string {
+  if (route.page === "unknown") return "no such page";
+  return route.page === "job" ? `job ${route.job}` : route.page;
 }
 
 const PAGES = [

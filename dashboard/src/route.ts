@@ -7,16 +7,18 @@ export type Route =
   | { page: "job"; job: string }
   | { page: "nodes" }
   | { page: "decisions"; number?: number }
-  | { page: "whatif" };
+  | { page: "whatif" }
+  | { page: "unknown"; hash: string };
 
 export function routeOf(hash: string): Route {
   const [page, rest] = hash.replace(/^#\/?/, "").split("/");
   if (page === "jobs" && rest) return { page: "job", job: decoded(rest) };
   if (page === "nodes" || page === "whatif") return { page };
   if (page === "decisions") {
-    return /^\d+$/.test(rest ?? "") ? { page, number: Number(rest) } : { page };
+    if (rest === undefined || rest === "") return { page };
+    if (/^\d+$/.test(rest)) return { page, number: Number(rest) };
   }
-  return { page: "pool" };
+  return page === "" || page === "jobs" ? { page: "pool" } : { page: "unknown", hash };
 }
 
 function decoded(text: string): string {

@@ -22,13 +22,23 @@ export function shortTime(seconds: number | null | undefined): string {
 
 const two = (value: number) => String(value).padStart(2, "0");
 
-/** A time of day; with the date where it is another day's. */
-export function moment(at_s: number | null | undefined): string {
+const timeOf = (at: Date) => `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+const dayOf = (at: Date) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+
+/** A time of day; with the date where it is not today's, by the pool's clock. */
+export function moment(at_s: number | null | undefined, now_s: number): string {
   if (at_s == null) return "";
   const at = new Date(at_s * 1_000);
-  const time = `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
-  if (at.toDateString() === new Date().toDateString()) return time;
-  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${time}`;
+  const isToday = dayOf(at) === dayOf(new Date(now_s * 1_000));
+  return isToday ? timeOf(at) : `${dayOf(at)} ${timeOf(at)}`;
+}
+
+/** From a moment to a later one; with both dates unless both are today's. */
+export function momentRange(from_s: number, until_s: number, now_s: number): string {
+  const [from, until] = [new Date(from_s * 1_000), new Date(until_s * 1_000)];
+  const today = dayOf(new Date(now_s * 1_000));
+  if (dayOf(from) === today && dayOf(until) === today) return `${timeOf(from)} to ${timeOf(until)}`;
+  return `${dayOf(from)} ${timeOf(from)} to ${dayOf(until)} ${timeOf(until)}`;
 }
 
 export function memory(bytes: number): string {

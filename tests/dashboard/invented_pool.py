@@ -28,6 +28,8 @@ class InventedJob:
     most: int
     least: int = 1
     shares: list[tuple[float, int]] = field(default_factory=list)
+    first_slot: int = 0  # of those that it has at the end
+    starting: int = 0  # of its GPUs, which it holds and does not use yet
 
     @property
     def gpus(self) -> int:
@@ -51,6 +53,9 @@ class InventedPool:
         times = sorted(chance.uniform(self.since_s, now_s) for _ in range(decisions - 1))
         for at_s in [self.since_s, *times, now_s]:
             self._decide(at_s)
+        taken = 0
+        for job in self.jobs:
+            job.first_slot, taken = taken, taken + job.gpus
 
     def _jobs(self, chance: random.Random, active: int) -> Iterator[InventedJob]:
         ended = active // 2
@@ -149,6 +154,7 @@ class InventedPool:
         part = min(1.0, (self.now_s - job.submitted_s) / job.runs_s)
         begun_s = job.shares[0][0] if job.shares else None
         waits = not is_over and not job.gpus
+        at_work = job.gpus - job.starting
         return rest.JobView(
             id=job.id,
             name=job.name,
@@ -156,11 +162,11 @@ class InventedPool:
             priority=0,
             tier="elastic",
             state="SUCCEEDED" if is_over else "PENDING" if waits else "RUNNING",
-            gpus=job.gpus,
+            gpus=at_work,
             gpus_min=job.least,
             gpus_max=job.most,
             nodes=[f"n{job.id % 97:03}"] if job.gpus else [],
-            slots=[],
+            slots=list(range(job.first_slot, job.first_slot + at_work)),
             attempt=1,
             step=round(4_000 * part),
             steps=4_000,
@@ -186,6 +192,25 @@ class InventedPool:
             failures=0,
             lead=None,
         )
+
+    def explained(self, job: InventedJob) -> rest.ExplainView:
+        return rest.ExplainView(
+            job=self.job(job), sentence="", code=None, position=None, ahead=0, speeds=[], story=[]
+        )
+
+    def metrics(self) -> rest_history.MetricsView:
+        """Give a loss of each step, and an accuracy of each epoch of 10 steps."""
+        step = list(range(1, 36))
+        at_s = [self.now_s - 36.0 + each for each in step]
+        values = {
+            "loss": [1 / each for each in step],
+            "accuracy": [each // 10 / 4 for each in step],
+        }
+        series = [
+            rest_history.SeriesView(name=name, step=step, at_s=at_s, value=list(value))
+            for name, value in values.items()
+        ]
+        return rest_history.MetricsView(series=series)
 
     def nodes(self) -> rest.NodesView:
         owners = [job.id for job in self.jobs for _ in range(job.gpus)]

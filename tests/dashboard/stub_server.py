@@ -68,6 +68,12 @@ class StubServer:
                 items=pool.active_jobs() if query["active"] == ["true"] else pool.ended_jobs()[:200]
             ),
         }
+        for job in pool.jobs:
+            answers |= {
+                f"/jobs/{job.id}/explain": partial(pool.explained, job),
+                f"/jobs/{job.id}/timeline": partial(pool.timeline, job.id),
+                f"/jobs/{job.id}/metrics": pool.metrics,
+            }
         return answers[path]() if path in answers else None
 
 

@@ -1,5 +1,6 @@
 """The page with 1,000 jobs and 1,000 GPUs: of an invented pool, since real jobs are too heavy."""
 
+import datetime
 import json
 import re
 import subprocess
@@ -13,7 +14,7 @@ from playwright.sync_api import Browser, Request, expect
 
 from tests.dashboard.invented_pool import InventedPool
 from tests.dashboard.stub_server import StubServer
-from tests.dashboard.visit import Visit
+from tests.dashboard.visit import PHONE, Visit
 
 pytestmark = pytest.mark.slow
 
@@ -64,3 +65,75 @@ def test_a_range_of_time_goes_by_the_clock_of_the_pool(browser: Browser) -> None
         expect(visit.page.get_by_text("live", exact=True)).to_be_visible()
         with visit.page.expect_request(is_recent):
             visit.page.get_by_role("button", name="15 min").click()
+
+
+def test_a_date_is_shown_where_it_is_not_the_pools_today(browser: Browser) -> None:
+    here = datetime.datetime.now().astimezone()
+    noon = here.replace(hour=12, minute=0) + datetime.timedelta(days=3)
+    ahead = InventedPool(noon.timestamp(), gpus=8, active=4)
+    old = next(job for job in ahead.jobs if not job.is_active(ahead.now_s))
+    old.submitted_s, old.runs_s = time.time(), 1.0  # today by the clock of the browser
+    with StubServer(ahead) as server, Visit(browser, server.url, "any") as visit:
+        made = visit.region("Last decisions").locator("time").first
+        expect(made).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+        ended = visit.row("Ended jobs", old.name)
+        expect(ended).to_contain_text(re.compile(rf"{here:%Y-%m-%d} \d\d:\d\d:\d\d"))
+
+
+def test_a_number_of_each_epoch_has_the_step_at_which_it_changed(browser: Browser) -> None:
+    pool = InventedPool(time.time(), gpus=8, active=1)
+    with StubServer(pool) as server, Visit(browser, server.url, "any") as visit:
+        visit.go("jobs/1")
+        curves = visit.region("Metrics").get_by_role("figure")
+        expect(curves.filter(has_text="loss")).to_contain_text("step 35")
+        expect(curves.filter(has_text="accuracy")).to_contain_text("0.75since step 30")
+
+
+def test_slots_that_are_held_and_not_at_work_are_told(browser: Browser) -> None:
+    pool = InventedPool(time.time(), gpus=8, active=4)
+    with StubServer(pool) as server, Visit(browser, server.url, "any") as visit:
+        headline = visit.page.locator(".headline")
+        expect(headline).to_contain_text("8 of 8")
+        expect(headline).not_to_contain_text("at work")
+        next(job for job in pool.jobs if job.gpus > 1).starting = 1
+        visit.page.reload()
+        expect(headline).to_contain_text("8 of 8 (7 at work)")
+
+
+def test_an_address_of_no_page_is_told(browser: Browser) -> None:
+    with (
+        StubServer(InventedPool(time.time(), gpus=8, active=4)) as server,
+        Visit(browser, server.url, "any") as visit,
+    ):
+        visit.go("nonsense")
+        expect(visit.page.get_by_role("heading", name="There is no such page")).to_be_visible()
+        visit.page.get_by_role("link", name="The pool", exact=True).click()
+        expect(visit.region("Running jobs")).to_be_visible()
+
+
+def test_a_session_that_is_kept_ends_in_all_tabs(browser: Browser) -> None:
+    with StubServer(InventedPool(time.time(), gpus=8, active=4)) as server:
+        context = browser.new_context()
+        first, second = context.new_page(), context.new_page()
+        first.goto(server.url)
+        first.get_by_label("Token").fill("any")
+        first.get_by_label("Keep me signed in").check()
+        first.get_by_role("button", name="Sign in").click()
+        expect(first.get_by_role("link", name="Nodes")).to_be_visible()
+        second.goto(server.url)
+        expect(second.get_by_role("link", name="Nodes")).to_be_visible()
+        first.get_by_role("button", name="Sign out").click()
+        expect(second.get_by_label("Token")).to_be_visible()
+        context.close()
+
+
+def test_a_phone_is_told_of_progress_and_of_what_it_can_do(browser: Browser) -> None:
+    pool = InventedPool(time.time(), gpus=8, active=4)
+    with (
+        StubServer(pool) as server,
+        Visit(browser, server.url, "any", PHONE, has_touch=True) as visit,
+    ):
+        running = visit.region("Running jobs")
+        expect(running.get_by_role("columnheader", name="PROGRESS")).to_be_visible()
+        expect(visit.page.get_by_text("Tap a band for its job.")).to_be_visible()
+        expect(visit.page.get_by_text("double-click for all")).to_be_hidden()

@@ -52,7 +52,7 @@ def test_jobs_appear_grow_shrink_and_finish_on_the_page(
     # So slow that a job is faster with more slots, whatever else the machine does.
     pace.write_text("0.1")
     with Visit(browser, address(pool), token(pool)) as visit:
-        expect(visit.region("Running jobs")).to_contain_text("no job holds a GPU")
+        expect(visit.region("Running jobs")).to_contain_text("no job holds a CPU slot")
         submit(pool, "first", pace, gpus="1..4")
         first = visit.row("Running jobs", "first")
         expect(first).to_contain_text("4/1..4")
@@ -76,6 +76,17 @@ def test_jobs_appear_grow_shrink_and_finish_on_the_page(
     cancel(pool, "first")
 
 
+def test_no_speed_is_invented_for_a_job_that_made_no_step(browser: Browser, pool: UpPool) -> None:
+    pool.coddl("submit", "--name", "dead", "--gpus", "1..4", "train.py", "--no-such-option")
+    with Visit(browser, address(pool), token(pool)) as visit:
+        visit.row("Ended jobs", "dead").get_by_role("link").click()
+        speed = visit.region("Speed")
+        expect(speed).to_contain_text("no step has been measured")
+        expect(speed.get_by_role("columnheader").first).to_have_text("CPU slots")
+        expect(speed.get_by_role("row").nth(2).get_by_role("cell").nth(1)).to_have_text("?")
+        expect(speed.get_by_role("img")).to_have_count(0)
+
+
 def test_a_job_is_cancelled_by_a_click_after_a_question(
     browser: Browser, pool: UpPool, pace: Path
 ) -> None:
@@ -90,6 +101,29 @@ def test_a_job_is_cancelled_by_a_click_after_a_question(
         expect(visit.page.get_by_text("CANCELLED", exact=True)).to_be_visible()
         expect(visit.page.get_by_role("button", name="Cancel")).to_have_count(0)
     assert pool.job("unwanted")["state"] == "CANCELLED"
+
+
+def test_a_job_is_resized_in_a_dialog(browser: Browser, pool: UpPool, pace: Path) -> None:
+    submit(pool, "sized", pace, gpus="1..4")
+    with Visit(browser, address(pool), token(pool)) as visit:
+        visit.row("Running jobs", "sized").get_by_role("link").click()
+        visit.page.get_by_role("button", name="Resize").click()
+        dialog = visit.page.get_by_role("dialog", name="Resize sized")
+        expect(dialog).to_contain_text("a number of CPU slots")
+        visit.page.keyboard.type("9")  # what was there is selected
+        expect(dialog.get_by_label("Least")).to_have_value("9")
+        dialog.get_by_role("button", name="Resize").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("Least (9) must not be more than Most")
+        dialog.get_by_label("Most").fill("9")
+        dialog.get_by_role("button", name="Resize").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("at least 9 CPU slots")
+        expect(dialog.get_by_role("alert")).to_contain_text("try Least 4, Most 4")
+        dialog.get_by_label("Least").fill("1")
+        dialog.get_by_label("Most").fill("2")
+        dialog.get_by_role("button", name="Resize").click()
+        expect(dialog).to_have_count(0)
+    assert pool.job("sized")["gpus_max"] == 2
+    cancel(pool, "sized")
 
 
 def test_a_wrong_token_is_refused_with_words_of_what_to_do(browser: Browser, pool: UpPool) -> None:
@@ -159,6 +193,11 @@ def test_a_replay_is_asked_for_and_answered(browser: Browser, pool: UpPool) -> N
         expect(answer).to_contain_text("jobs")
         expect(answer.get_by_role("row").filter(has_text="recorded")).to_be_visible()
         expect(answer.get_by_role("row").filter(has_text="what if")).to_contain_text("srtf")
+        visit.go("nodes")
+        expect(visit.region("Nodes")).to_contain_text("UP")
+        visit.go("whatif")  # the last question is kept with its answer
+        expect(visit.region("Answer")).to_contain_text("srtf")
+        expect(visit.page.get_by_label("Policies")).to_have_value("srtf")
 
 
 def test_pages_are_no_wider_than_a_phone(browser: Browser, pool: UpPool) -> None:

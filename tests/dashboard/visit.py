@@ -14,11 +14,19 @@ class Visit:
     """Someone who has signed in; nothing may have gone wrong at the end."""
 
     def __init__(
-        self, browser: Browser, url: str, token: str, size: tuple[int, int] = DESK
+        self,
+        browser: Browser,
+        url: str,
+        token: str,
+        size: tuple[int, int] = DESK,
+        *,
+        has_touch: bool = False,
     ) -> None:
         self.url, self._token = url, token
         width, height = size
-        self._context = browser.new_context(viewport={"width": width, "height": height})
+        self._context = browser.new_context(
+            viewport={"width": width, "height": height}, has_touch=has_touch, is_mobile=has_touch
+        )
         self.page: Page = self._context.new_page()
         self.requests: list[str] = []
         self.errors: list[str] = []

@@ -1,10 +1,12 @@
 // A number of a job as a curve, by step or by time.
 
 import { useMemo, useState } from "react";
-import { inkOf, useTheme } from "../theme";
+import { Moment } from "../parts/basics";
 import type { Shapes } from "../server/api";
-import { moment, short, shortTime } from "../words";
-import { axis, Plot, timeAxis, type Options } from "./plot";
+import { inkOf, useTheme } from "../theme";
+import { short, shortTime } from "../words";
+import { asLogged } from "./logged";
+import { axis, Plot, TIME_PADDING_PX, timeAxis, type Options } from "./plot";
 
 type Series = Shapes["SeriesView"];
 export type Against = "step" | "time";
@@ -20,18 +22,26 @@ function written(series: Series, value: number | null | undefined): string {
     : short(value);
 }
 
-export function Curve({ series, against }: { series: Series; against: Against }) {
+interface Props {
+  series: Series;
+  against: Against;
+}
+
+export function Curve({ series: told, against }: Props) {
   const { theme } = useTheme();
   const [at, setAt] = useState<number>();
-  const data = useMemo(
-    () => [against === "step" ? series.step : series.at_s, series.value] as [number[], number[]],
-    [series, against],
-  );
+  const { series, isHeld } = useMemo(() => asLogged(told), [told]);
+  const data = useMemo(() => {
+    const xOf = (each: Series) => (against === "step" ? each.step : each.at_s);
+    if (!isHeld) return [xOf(series), series.value] as [number[], number[]];
+    // The axis goes on to the newest sample, where there is no point.
+    return [[...xOf(series), xOf(told).at(-1)], [...series.value, null]] as [number[], number[]];
+  }, [told, series, isHeld, against]);
   const options = (): Options => {
     const ink = inkOf(theme);
     return {
       legend: { show: false },
-      padding: [6, 24, 0, 0],
+      padding: [6, TIME_PADDING_PX, 0, 0],
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
       scales: { x: { time: against === "time" } },
       axes: [
@@ -40,31 +50,37 @@ export function Curve({ series, against }: { series: Series; against: Against })
       ],
       series: [
         {},
-        { stroke: ink.line, width: 1.75, spanGaps: false, points: { show: series.step.length < 3 } },
+        {
+          stroke: ink.line,
+          width: 1.75,
+          ...(isHeld && { paths: () => null }), // it is not known between its points
+          spanGaps: false,
+          points: { show: isHeld || series.step.length < 3, size: 6, width: 1, fill: ink.line },
+        },
       ],
       hooks: { setCursor: [(plot) => setAt(plot.cursor.idx ?? undefined)] },
     };
   };
   const shown = at !== undefined && at < series.value.length ? at : series.value.length - 1;
   const value = written(series, series.value[shown]);
-  const when =
-    against === "step"
-      ? `step ${(series.step[shown] ?? 0).toLocaleString("en")}`
-      : moment(series.at_s[shown]);
+  const step = (series.step[shown] ?? 0).toLocaleString("en");
   const title = titleOf(series);
   return (
     <figure className="curve">
       <figcaption>
         <span>{title}</span>
         <strong>{value}</strong>
-        <small>{when}</small>
+        <small>
+          {isHeld && "since "}
+          {against === "step" ? `step ${step}` : <Moment at_s={series.at_s[shown]} />}
+        </small>
       </figcaption>
       <Plot
         label={`${title}: ${written(series, series.value[0])} at first, ${written(series, series.value.at(-1))} last`}
         height={150}
         data={data}
         options={options}
-        remake={`${theme} ${against}`}
+        remake={`${theme} ${against} ${isHeld}`}
       />
     </figure>
   );

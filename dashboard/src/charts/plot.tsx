@@ -66,18 +66,25 @@ export function axis(ink: Ink, more: uPlot.Axis = {}): uPlot.Axis {
 
 const two = (value: number) => String(value).padStart(2, "0");
 
+export const TIME_PADDING_PX = 34; // right of an axis of time: half of its last label
+
 /** The axis of time: hours and minutes, and the date where a day begins. */
 export function timeAxis(ink: Ink): uPlot.Axis {
   return axis(ink, {
     size: 30,
-    space: 70,
-    values: (_plot, splits, _axis, _space, step_s) =>
-      splits.map((at_s) => {
-        const at = new Date(at_s * 1_000);
-        const isMidnight = at.getHours() + at.getMinutes() + at.getSeconds() === 0;
-        if (isMidnight || step_s >= 86_400) return `${at.getMonth() + 1}/${at.getDate()}`;
-        const minutes = `${two(at.getHours())}:${two(at.getMinutes())}`;
-        return step_s < 60 ? `${minutes}:${two(at.getSeconds())}` : minutes;
-      }),
+    space: (_plot, _axis, from_s, until_s) => (until_s - from_s < 20 ? 100 : 70),
+    values: (_plot, splits, _axis, _space, step_s) => splits.map((at_s) => tick(at_s, step_s)),
   });
+}
+
+/** The label of a time, as exact as the distance between two of them requires. */
+function tick(at_s: number, step_s: number): string {
+  const at = new Date(Math.round(at_s * 1_000));
+  const isMidnight = at.getHours() + at.getMinutes() + at.getSeconds() + at.getMilliseconds() === 0;
+  if (isMidnight || step_s >= 86_400) return `${at.getMonth() + 1}/${at.getDate()}`;
+  const minutes = `${two(at.getHours())}:${two(at.getMinutes())}`;
+  if (step_s >= 60) return minutes;
+  const digits = step_s >= 1 ? 0 : Math.min(3, Math.ceil(-Math.log10(step_s) - 1e-9));
+  const fraction = digits ? `.${String(at.getMilliseconds()).padStart(3, "0").slice(0, digits)}` : "";
+  return `${minutes}:${two(at.getSeconds())}${fraction}`;
 }

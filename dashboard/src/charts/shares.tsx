@@ -3,12 +3,13 @@
 import { useMemo, useRef, useState } from "react";
 import type uPlot from "uplot";
 import { colourOf, fillOf, textOn } from "../colours";
+import { Moment } from "../parts/basics";
 import { jobLink } from "../route";
 import type { Shapes } from "../server/api";
 import { inkOf, useTheme } from "../theme";
-import { counted, duration, moment, shortTime } from "../words";
+import { counted, duration, shortTime } from "../words";
 import { bandAt, stack, type Band } from "./bands";
-import { axis, Plot, timeAxis, type Ink, type Options } from "./plot";
+import { axis, Plot, TIME_PADDING_PX, timeAxis, type Ink, type Options } from "./plot";
 
 type Timeline = Shapes["TimelineView"];
 type Span = Shapes["SpanView"];
@@ -40,7 +41,7 @@ export function Shares({ timeline, height, unit, isOneJob = false }: Props) {
     return {
       legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false } },
-      padding: [8, 8, 0, 0],
+      padding: [8, TIME_PADDING_PX, 0, 0],
       scales: {
         x: { time: true },
         y: { range: () => [0, Math.max(1, shown.current.top)] },
@@ -105,7 +106,7 @@ function Tip({ hover: { x, y, span }, until_s, unit }: { hover: Hover; until_s: 
       <br />
       {counted(span.gpus, unit)} for {duration(end_s - span.from_s)}
       <br />
-      since {moment(span.from_s)}
+      since <Moment at_s={span.from_s} />
       {span.paused_s ? `, after a pause of ${shortTime(span.paused_s)}` : ""}
     </div>
   );

@@ -9,6 +9,8 @@ import { short } from "../words";
 import { axis, Plot, type Ink, type Options } from "./plot";
 
 const isMeasured = (speed: SpeedView) => speed.source === "measured";
+/** Whether any step time is known. Before, only ratios are assumed: seconds would be made up. */
+export const isAnyKnown = (speeds: readonly SpeedView[]) => speeds.some((speed) => speed.source !== "assumed");
 
 interface Props {
   speeds: readonly SpeedView[];
@@ -47,7 +49,7 @@ export function Speeds({ speeds, gpus, unit }: Props) {
       height={210}
       data={data}
       options={options}
-      remake={`${theme} ${gpus} ${JSON.stringify(speeds)}`}
+      remake={`${theme} ${gpus} ${unit} ${JSON.stringify(speeds)}`}
     />
   );
 }

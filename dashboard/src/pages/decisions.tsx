@@ -1,12 +1,12 @@
 // What was decided, why, and what the policy saw.
 
 import { useEffect, useState } from "react";
-import { Card, JobName, Trouble, useNow } from "../parts/basics";
+import { Card, JobName, Moment, Trouble, useNow } from "../parts/basics";
 import { DecisionItem } from "../parts/decision";
 import { Table, type Column } from "../parts/table";
 import type { Shapes } from "../server/api";
 import { useAnswer, useFetched, useSession } from "../server/live";
-import { bounds, counted, duration, moment, unitOf } from "../words";
+import { bounds, counted, duration, unitOf } from "../words";
 
 type Decision = Shapes["DecisionView"];
 type Seen = Shapes["SeenJobView"];
@@ -169,7 +169,7 @@ function Saw({ number, unit }: { number: number; unit: string }) {
   return (
     <div className="saw">
       <p className="quiet">
-        {answer.policy} at {moment(saw.now_s)}: {counted(saw.gpus_total, unit)} to share among{" "}
+        {answer.policy} at <Moment at_s={saw.now_s} />: {counted(saw.gpus_total, unit)} to share among{" "}
         {counted(saw.jobs.length, "job")}
       </p>
       <Table

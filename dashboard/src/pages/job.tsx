@@ -3,13 +3,13 @@
 import { useState } from "react";
 import { Curve, type Against } from "../charts/curves";
 import { Shares } from "../charts/shares";
-import { Speeds } from "../charts/speeds";
-import { Card, Choice, Facts, StateBadge, Swatch, Trouble, useNow } from "../parts/basics";
+import { isAnyKnown, Speeds } from "../charts/speeds";
+import { Card, Choice, Facts, Moment, StateBadge, Swatch, Trouble, useNow } from "../parts/basics";
 import { JobActions } from "../parts/job_actions";
 import { Log } from "../parts/log";
 import { Table, type Column } from "../parts/table";
 import type { JobView, Shapes, SpeedView } from "../server/api";
-import { useAnswer, useSession } from "../server/live";
+import { useAnswer, usePoolClock, useSession } from "../server/live";
 import {
   bounds,
   counted,
@@ -55,7 +55,7 @@ export function JobPage({ job }: { job: string }) {
           <Swatch job={view.id} /> {view.name} <small>job {view.id}</small>
         </h1>
         <StateBadge state={view.state} />
-        {mayChange && !isOver(view) && <JobActions job={view} onDone={explained.ask} />}
+        {mayChange && !isOver(view) && <JobActions job={view} unit={unit} onDone={explained.ask} />}
       </div>
       <p className="lead">{told.sentence || reasonOf(view)}</p>
       {told.parked_sentence && <p className="lead">{told.parked_sentence}</p>}
@@ -74,7 +74,9 @@ export function JobPage({ job }: { job: string }) {
         )}
       </Card>
       <Metrics series={metrics.answer?.series ?? []} trouble={metrics.trouble} />
-      {told.speeds.length > 0 && <SpeedCard speeds={told.speeds} gpus={view.gpus} unit={unit} />}
+      {told.speeds.length > 0 && (view.tier === "elastic" || isAnyKnown(told.speeds)) && (
+        <SpeedCard speeds={told.speeds} gpus={view.gpus} unit={unit} />
+      )}
       <Story story={told.story} />
       <Log key={view.id} job={view.id} />
     </>
@@ -114,9 +116,9 @@ function JobFacts({ view, unit, position }: { view: JobView; unit: string; posit
         ["user", view.user],
         ["priority", view.priority],
         ["tier", view.tier],
-        ["submitted", moment(view.submitted_s)],
-        ["started", moment(view.started_s)],
-        ["ended", moment(view.ended_s)],
+        ["submitted", moment(view.submitted_s, now_s)],
+        ["started", moment(view.started_s, now_s)],
+        ["ended", moment(view.ended_s, now_s)],
         ["age", duration(age_s)],
         ["time", `${duration(view.runtime_s)} running, ${duration(view.waited_s)} waiting`],
         ["resizes", view.resizes],
@@ -136,7 +138,7 @@ type Span = Shapes["SpanView"];
 function Resizes({ timeline, unit }: { timeline: Shapes["TimelineView"]; unit: string }) {
   const { spans, until_s } = timeline;
   const columns: Column<Span>[] = [
-    { name: "FROM", cell: (span) => moment(span.from_s), sort: (span) => span.from_s, isNumber: true },
+    { name: "FROM", cell: (span) => <Moment at_s={span.from_s} />, sort: (span) => span.from_s, isNumber: true },
     { name: `${unit}s`, cell: (span) => span.gpus, sort: (span) => span.gpus, isNumber: true },
     {
       name: "FOR",
@@ -195,22 +197,27 @@ function Metrics({ series, trouble }: { series: readonly Shapes["SeriesView"][];
 }
 
 function SpeedCard({ speeds, gpus, unit }: { speeds: readonly SpeedView[]; gpus: number; unit: string }) {
+  const isKnown = isAnyKnown(speeds);
   const columns: Column<SpeedView>[] = [
     { name: `${unit}s`, cell: (speed) => speed.gpus, isNumber: true },
-    { name: "STEP TIME", cell: (speed) => shortTime(speed.step_s), isNumber: true },
+    { name: "STEP TIME", cell: (speed) => (isKnown ? shortTime(speed.step_s) : "?"), isNumber: true },
     { name: "SPEEDUP", cell: (speed) => `${speed.speedup.toFixed(2)}x`, isNumber: true },
     { name: "SOURCE", cell: sourceOf, className: "reason" },
   ];
   return (
     <Card title={`Speed by number of ${unit}s`} label="Speed">
       <div className="halves">
-        <div>
-          <Speeds speeds={speeds} gpus={gpus} unit={unit} />
-          <p className="hint">
-            Steps per second. Full dots are measured. Hollow dots are not; a line through one is the
-            standard deviation of its estimate. The ring is the size that the job has now.
-          </p>
-        </div>
+        {isKnown ? (
+          <div>
+            <Speeds speeds={speeds} gpus={gpus} unit={unit} />
+            <p className="hint">
+              Steps per second. Full dots are measured. Hollow dots are not; a line through one is
+              the standard deviation of its estimate. The ring is the size that the job has now.
+            </p>
+          </div>
+        ) : (
+          <p className="empty">no step has been measured; the speedup is an assumption</p>
+        )}
         <Table caption="Speeds" rows={speeds} columns={columns} keyOf={(speed) => speed.gpus} pageSize={16} empty="" />
       </div>
     </Card>
@@ -220,6 +227,7 @@ function SpeedCard({ speeds, gpus, unit }: { speeds: readonly SpeedView[]; gpus:
 const STORY = 15; // entries that are shown at first
 
 function Story({ story }: { story: readonly Shapes["StoryView"][] }) {
+  const now_s = usePoolClock().now_s();
   const [isWhole, setWhole] = useState(false);
   const newest = [...story].sort((a, b) => b.number - a.number);
   const shown = isWhole ? newest : newest.slice(0, STORY);
@@ -228,7 +236,7 @@ function Story({ story }: { story: readonly Shapes["StoryView"][] }) {
       <ol reversed>
         {shown.map((entry) => (
           <li key={entry.number}>
-            <time dateTime={new Date(entry.at_s * 1_000).toISOString()}>{moment(entry.at_s)}</time>
+            <time dateTime={new Date(entry.at_s * 1_000).toISOString()}>{moment(entry.at_s, now_s)}</time>
             <span>{entry.text}</span>
           </li>
         ))}

@@ -75,6 +75,7 @@ function columnsOf(
       cell: (node) => `${node.used}/${node.slots.length}`,
       sort: (node) => node.used,
       isNumber: true,
+      width: "wide", // the slots show it, too
     },
     { name: "SLOTS", cell: (node) => <Slots node={node} names={names} />, className: "slots" },
     { name: "UTILISATION", cell: Busy, sort: (node) => mean(node.slots) ?? -1, width: "wide" },

@@ -6,7 +6,7 @@ import { Card, Choice, Meter, Trouble, useNow } from "../parts/basics";
 import { DecisionItem } from "../parts/decision";
 import { EndedJobs, RunningJobs, WaitingJobs } from "../parts/jobs";
 import { useAnswer, useFetched, useSession } from "../server/live";
-import type { NodeView, Server, Shapes } from "../server/api";
+import type { JobView, NodeView, Server, Shapes } from "../server/api";
 import { activeJobs } from "../server/jobs";
 import { isWaiting, memory, percent, unitOf } from "../words";
 
@@ -39,13 +39,13 @@ export function PoolPage() {
   return (
     <>
       <h1 className="unseen">Pool</h1>
-      <Headline pool={pool.answer} nodes={nodes.answer?.items ?? []} unit={unit} running={running.length} waiting={waiting.length} />
+      <Headline pool={pool.answer} nodes={nodes.answer?.items ?? []} unit={unit} running={running} waiting={waiting.length} />
       <Trouble error={trouble} />
       <GpusOverTime unit={unit} />
       <div className="columns">
         <div>
           <Card title={`Running (${running.length})`} label="Running jobs">
-            <RunningJobs jobs={running} />
+            <RunningJobs jobs={running} unit={unit} />
           </Card>
           <Card title={`Waiting (${waiting.length})`} label="Waiting jobs">
             <WaitingJobs jobs={waiting} />
@@ -60,13 +60,15 @@ export function PoolPage() {
   );
 }
 
+const NOT_YET = "The others are held for jobs that are starting, being resized or stopping; they are not in the numbers of the jobs below.";
+
 const isEnd = (event: { kind: string }) => event.kind === "RunEnded" || event.kind === "JobCancelled";
 
 function Headline(props: {
   pool: Shapes["PoolView"];
   nodes: readonly NodeView[];
   unit: string;
-  running: number;
+  running: readonly JobView[];
   waiting: number;
 }) {
   const { pool, nodes, unit, running, waiting } = props;
@@ -77,11 +79,18 @@ function Headline(props: {
   const usedBytes = known.reduce((sum, slot) => sum + (slot.memory_used_bytes ?? 0), 0);
   const allBytes = known.reduce((sum, slot) => sum + slot.memory_bytes, 0);
   const held = pool.slots_total ? pool.slots_used / pool.slots_total : 0;
+  const atWork = new Set(running.flatMap((job) => job.slots)).size;
+  const idle = pool.slots_used - atWork;
   return (
     <div className="headline">
       <Figure
         name={`${unit}s held`}
-        value={`${pool.slots_used} of ${pool.slots_total}`}
+        value={
+          <>
+            {pool.slots_used} of {pool.slots_total}
+            {idle > 0 && <small title={NOT_YET}> ({atWork} at work)</small>}
+          </>
+        }
         part={held}
       />
       {busy !== null && <Figure name="Utilisation" value={percent(busy)} part={busy} />}
@@ -92,7 +101,7 @@ function Headline(props: {
           part={usedBytes / allBytes}
         />
       )}
-      <Figure name="Jobs" value={`${running} running, ${waiting} waiting`} />
+      <Figure name="Jobs" value={`${running.length} running, ${waiting} waiting`} />
       <Figure name="Nodes" value={`${pool.nodes_up} of ${pool.nodes} up`} />
       <Figure name="Policy" value={<code>{pool.policy}</code>} />
     </div>
@@ -130,9 +139,14 @@ function GpusOverTime({ unit }: { unit: string }) {
       {timeline.answer && <Shares timeline={timeline.answer} height={300} unit={unit} />}
       <p className="hint">
         {spans.length === 0
-          ? "No job held a GPU in this time. "
+          ? `No job held a ${unit} in this time. `
           : "Each colour is a job; the dashed line is what the pool has. "}
-        {spans.length > 0 && "Click a band for its job, drag to zoom, double-click for all. "}
+        {spans.length > 0 && (
+          <>
+            <span className="by-mouse">Click a band for its job, drag to zoom, double-click for all. </span>
+            <span className="by-touch">Tap a band for its job. </span>
+          </>
+        )}
         {timeline.answer?.truncated && "There was more in this time; the newest is shown."}
       </p>
     </Card>

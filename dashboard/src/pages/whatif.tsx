@@ -4,14 +4,40 @@ import { useEffect, useId, useState, type FormEvent } from "react";
 import { Card, Meter, Trouble } from "../parts/basics";
 import { Table, type Column } from "../parts/table";
 import type { Shapes } from "../server/api";
-import { sleep, useAnswer, useSession } from "../server/live";
-import { counted, duration, moment, percent, unitOf } from "../words";
+import { sleep, useAnswer, usePoolClock, useSession } from "../server/live";
+import { counted, duration, momentRange, percent, unitOf } from "../words";
 
 type Result = Shapes["WhatIfResultView"];
 type Replay = Shapes["WhatIfView"];
 
 const LOOK_MS = 700;
-const KEY = "coddl.whatif"; // of the replay that this tab has started
+const KEY = "coddl.whatif"; // of what this tab has asked last
+
+/** What is asked, as it is typed. */
+interface Asked {
+  policies: string;
+  gpus: string;
+  since: string; // seconds before now; empty: all that is recorded
+}
+
+/** A question, and the replay that the server has started for it. */
+interface Kept {
+  id: string;
+  asked: Asked;
+}
+
+const AT_FIRST: Asked = { policies: "afs-l srtf tiresias-l", gpus: "", since: "" };
+
+function kept(): Kept {
+  try {
+    const found = JSON.parse(sessionStorage.getItem(KEY) ?? "null") as Partial<Kept> | null;
+    return { id: found?.id ?? "", asked: { ...AT_FIRST, ...found?.asked } };
+  } catch {
+    return { id: "", asked: AT_FIRST };
+  }
+}
+
+const keep = (what: Kept) => sessionStorage.setItem(KEY, JSON.stringify(what));
 
 const SINCE = [
   ["", "all that is recorded"],
@@ -23,12 +49,19 @@ const SINCE = [
 
 export function WhatIfPage() {
   const { server, live } = useSession();
-  const [id, setId] = useState(() => sessionStorage.getItem(KEY) ?? "");
+  const [last, setLast] = useState(kept);
+  const { id } = last;
   const [replay, setReplay] = useState<Replay>();
   const [trouble, setTrouble] = useState<Error>();
 
   useEffect(() => {
     if (id === "") return;
+    const forget = () =>
+      setLast((before) => {
+        const left = { ...before, id: "" };
+        keep(left);
+        return left;
+      });
     const stopped = new AbortController();
     const { signal } = stopped;
     const look = async () => {
@@ -41,8 +74,7 @@ export function WhatIfPage() {
           if (signal.aborted) return;
           live.failed(error);
           if ("because" in (error as object)) {
-            sessionStorage.removeItem(KEY); // the server knows nothing of it any more
-            setId("");
+            forget(); // the server knows nothing of it any more
             return;
           }
         }
@@ -53,13 +85,19 @@ export function WhatIfPage() {
     return () => stopped.abort();
   }, [server, live, id]);
 
-  const start = async (request: Shapes["WhatIfRequest"]) => {
+  const start = async (asked: Asked) => {
     setTrouble(undefined);
+    const { policies, gpus, since } = asked;
+    const request: Shapes["WhatIfRequest"] = {
+      policies: policies.split(/\s+/).filter(Boolean),
+      gpus: gpus.split(/[\s,]+/).filter(Boolean).map(Number),
+      since_s: since === "" ? null : Math.floor(live.clock.now_s()) - Number(since),
+    };
     try {
       const started = await server.change<Shapes["WhatIfStartedView"]>("POST", "/whatif", request);
-      sessionStorage.setItem(KEY, started.id);
+      keep({ id: started.id, asked });
       setReplay(undefined);
-      setId(started.id);
+      setLast({ id: started.id, asked });
     } catch (error) {
       live.failed(error);
       setTrouble(error as Error);
@@ -74,7 +112,7 @@ export function WhatIfPage() {
         Replays the jobs that this pool has recorded under other policies, or with other numbers of
         GPUs. The pool itself is not changed.
       </p>
-      <Question isRunning={isRunning} onStart={(request) => void start(request)} />
+      <Question first={last.asked} isRunning={isRunning} onStart={(asked) => void start(asked)} />
       <Trouble error={trouble} />
       {isRunning && <Running part={replay?.progress ?? null} />}
       {replay?.state === "failed" && replay.trouble && (
@@ -100,21 +138,17 @@ function Running({ part }: { part: number | null }) {
 }
 
 function Question(props: {
+  first: Asked; // what the form is filled with
   isRunning: boolean;
-  onStart: (request: Shapes["WhatIfRequest"]) => void;
+  onStart: (asked: Asked) => void;
 }) {
-  const { live } = useSession();
-  const [policies, setPolicies] = useState("afs-l srtf tiresias-l");
-  const [gpus, setGpus] = useState("");
-  const [since, setSince] = useState("");
+  const [policies, setPolicies] = useState(props.first.policies);
+  const [gpus, setGpus] = useState(props.first.gpus);
+  const [since, setSince] = useState(props.first.since);
   const id = useId();
   const submit = (event: FormEvent) => {
     event.preventDefault();
-    props.onStart({
-      policies: policies.split(/\s+/).filter(Boolean),
-      gpus: gpus.split(/[\s,]+/).filter(Boolean).map(Number),
-      since_s: since === "" ? null : Math.floor(live.clock.now_s()) - Number(since),
-    });
+    props.onStart({ policies, gpus, since });
   };
   return (
     <Card title="Question" label="Question">
@@ -196,7 +230,9 @@ function Outcome({ result }: { result: Result }) {
   const rows = rowsOf(result);
   const most = Math.max(...rows.map((row) => row.run.jct_s.mean ?? 0), 1e-9);
   const within = result.replay.within_5_percent;
-  const from = result.since_s === null ? "" : `, ${moment(result.since_s)} to ${moment(result.until_s)}`;
+  const now_s = usePoolClock().now_s();
+  const { since_s, until_s } = result;
+  const from = since_s === null || until_s === null ? "" : `, ${momentRange(since_s, until_s, now_s)}`;
   return (
     <Card title="Answer" label="Answer">
       <p className="lead">{result.sentence}</p>

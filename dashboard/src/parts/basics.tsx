@@ -4,7 +4,8 @@ import { useEffect, useRef, useState, type ReactNode } from "react";
 import { colourOf, patternOf } from "../colours";
 import { jobLink } from "../route";
 import { Refused, type State } from "../server/api";
-import { useSession } from "../server/live";
+import { usePoolClock, useSession } from "../server/live";
+import { moment } from "../words";
 
 /** A job's colour and pattern, as in charts. */
 export function Swatch({ job }: { job: number }) {
@@ -186,13 +187,18 @@ export function Dialog(props: { title: string; onClose: () => void; children: Re
   );
 }
 
+/** A moment in words, with the date where it is not today's in the pool. */
+export function Moment({ at_s }: { at_s: number | null | undefined }) {
+  return moment(at_s, usePoolClock().now_s());
+}
+
 /** The pool's time now in seconds since 1970, for ages that grow. */
 export function useNow(every_s = 1): number {
-  const { clock } = useSession().live;
-  const [now_s, setNow] = useState(() => clock.now_s());
+  const clock = usePoolClock();
+  const [, setTicks] = useState(0);
   useEffect(() => {
-    const timer = setInterval(() => setNow(clock.now_s()), every_s * 1_000);
+    const timer = setInterval(() => setTicks((ticks) => ticks + 1), every_s * 1_000);
     return () => clearInterval(timer);
-  }, [clock, every_s]);
-  return now_s;
+  }, [every_s]);
+  return clock.now_s();
 }

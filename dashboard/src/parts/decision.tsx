@@ -23,7 +23,7 @@ export function DecisionItem(props: {
     <li className="decision">
       <p>
         <time dateTime={new Date(decision.at_s * 1_000).toISOString()} title={`${age} ago`}>
-          {moment(decision.at_s)}
+          {moment(decision.at_s, now_s)}
         </time>{" "}
         {decision.cause}
         {decision.waiting ? <span className="quiet"> · {counted(decision.waiting, "job")} left waiting</span> : null}

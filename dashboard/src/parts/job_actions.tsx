@@ -1,16 +1,17 @@
 // What a user may do to a job: suspend, resume, resize, cancel.
 
-import { useId, useState, type FormEvent } from "react";
-import type { JobView } from "../server/api";
+import { useId, useState, type FocusEvent, type FormEvent } from "react";
+import { Refused, type JobView } from "../server/api";
 import { useSession } from "../server/live";
 import { Action, Dialog, Trouble } from "./basics";
 
 interface Props {
   job: JobView;
+  unit: string; // what a slot is called
   onDone: () => void;
 }
 
-export function JobActions({ job, onDone }: Props) {
+export function JobActions({ job, unit, onDone }: Props) {
   const { server } = useSession();
   const act = (what: string) => () => server.change("POST", `/jobs/${job.id}:${what}`);
   const name = `${job.name} (job ${job.id})`;
@@ -23,12 +24,12 @@ export function JobActions({ job, onDone }: Props) {
         <Action
           name="Suspend"
           what={what}
-          question={`${name} saves its state and releases its GPUs until it is resumed.`}
+          question={`${name} saves its state and releases its ${unit}s until it is resumed.`}
           act={act("suspend")}
           onDone={onDone}
         />
       )}
-      <Resize job={job} onDone={onDone} />
+      <Resize job={job} unit={unit} onDone={onDone} />
       <Action
         name="Cancel"
         what={what}
@@ -41,7 +42,17 @@ export function JobActions({ job, onDone }: Props) {
   );
 }
 
-function Resize({ job, onDone }: Props) {
+/** Say of bounds that are refused what to type here, instead of which command to run. */
+function inDialog(error: unknown): Error {
+  if (!(error instanceof Refused)) return error as Error;
+  const [, least, most = least] = /^coddl resize \S+ (\d+)(?:\.\.(\d+))?$/.exec(error.advice) ?? [];
+  if (least === undefined) return error;
+  return new Refused(error.status, error.what, error.because, `Least ${least}, Most ${most}`);
+}
+
+const selectAll = (event: FocusEvent<HTMLInputElement>) => event.target.select();
+
+function Resize({ job, unit, onDone }: Props) {
   const { server, live } = useSession();
   const [isOpen, setOpen] = useState(false);
   const [least, setLeast] = useState("");
@@ -57,13 +68,17 @@ function Resize({ job, onDone }: Props) {
   const submit = async (event: FormEvent) => {
     event.preventDefault();
     const body = { gpus_min: Number(least), gpus_max: Number(most) };
+    if (body.gpus_min > body.gpus_max) {
+      setTrouble(new Error(`Least (${least}) must not be more than Most (${most})`));
+      return;
+    }
     try {
       await server.change("PATCH", `/jobs/${job.id}`, body);
       setOpen(false);
       onDone();
     } catch (error) {
       live.failed(error);
-      setTrouble(error as Error);
+      setTrouble(inDialog(error));
     }
   };
   return (
@@ -74,12 +89,12 @@ function Resize({ job, onDone }: Props) {
       {isOpen && (
         <Dialog title={`Resize ${job.name}`} onClose={() => setOpen(false)}>
           <form onSubmit={(event) => void submit(event)}>
-            <p>The policy gives the job a number of GPUs within these bounds.</p>
+            <p>The policy gives the job a number of {unit}s within these bounds.</p>
             <div className="fields">
               <label htmlFor={`${id}l`}>Least</label>
-              <input id={`${id}l`} type="number" min={1} required value={least} onChange={(event) => setLeast(event.target.value)} />
+              <input id={`${id}l`} type="number" min={1} required value={least} onFocus={selectAll} onChange={(event) => setLeast(event.target.value)} />
               <label htmlFor={`${id}m`}>Most</label>
-              <input id={`${id}m`} type="number" min={1} required value={most} onChange={(event) => setMost(event.target.value)} />
+              <input id={`${id}m`} type="number" min={1} required value={most} onFocus={selectAll} onChange={(event) => setMost(event.target.value)} />
             </div>
             <Trouble error={trouble} />
             <footer>

@@ -6,13 +6,12 @@ import {
   duration,
   etaOf,
   gpusOf,
-  moment,
   progressOf,
   reasonOf,
   short,
   turnOf,
 } from "../words";
-import { JobName, Meter, StateBadge, useNow } from "./basics";
+import { JobName, Meter, Moment, StateBadge, useNow } from "./basics";
 import { Table, type Column } from "./table";
 
 type JobColumn = Column<JobView>;
@@ -50,7 +49,7 @@ const RUNNING: JobColumn[] = [
   STATE,
   { name: "GPUS", cell: Held, sort: (job) => job.gpus, isNumber: true },
   { name: "NODES", cell: (job) => job.nodes.join(", "), sort: (job) => job.nodes.join(), width: "widest" },
-  { name: "PROGRESS", cell: Progress, sort: (job) => job.progress ?? -1, width: "wide" },
+  { name: "PROGRESS", cell: Progress, sort: (job) => job.progress ?? -1 },
   {
     name: "SAMPLES/S",
     cell: (job) => (job.samples_per_s ? short(job.samples_per_s) : ""),
@@ -83,7 +82,7 @@ function Progress(job: JobView) {
   );
 }
 
-export function RunningJobs({ jobs }: { jobs: readonly JobView[] }) {
+export function RunningJobs({ jobs, unit }: { jobs: readonly JobView[]; unit: string }) {
   return (
     <Table
       caption="Running jobs"
@@ -93,7 +92,7 @@ export function RunningJobs({ jobs }: { jobs: readonly JobView[] }) {
       words={wordsOf}
       filtered="name, user, state, node …"
       order={{ column: "ID", isFalling: false }}
-      empty="no job holds a GPU; submit one: coddl submit train.py"
+      empty={`no job holds a ${unit}; submit one: coddl submit train.py`}
     />
   );
 }
@@ -134,7 +133,7 @@ const ENDED: JobColumn[] = [
   NAME,
   USER,
   STATE,
-  { name: "ENDED", cell: (job) => moment(job.ended_s), sort: (job) => job.ended_s ?? 0, isNumber: true },
+  { name: "ENDED", cell: (job) => <Moment at_s={job.ended_s} />, sort: (job) => job.ended_s ?? 0, isNumber: true },
   { name: "RUNTIME", cell: (job) => duration(job.runtime_s), sort: (job) => job.runtime_s, isNumber: true, width: "wide" },
   { name: "WAITED", cell: (job) => duration(job.waited_s), sort: (job) => job.waited_s, isNumber: true, width: "wide" },
   { name: "RESIZES", cell: (job) => job.resizes, sort: (job) => job.resizes, isNumber: true, width: "wide" },

@@ -2,7 +2,7 @@
 
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
 import type { LogLine } from "../server/api";
-import { sleep, useSession } from "../server/live";
+import { sleep, usePoolClock, useSession } from "../server/live";
 import { moment } from "../words";
 import { Card, Trouble } from "./basics";
 import { marked, plain } from "./log_text";
@@ -124,6 +124,7 @@ function useLog(job: number) {
 }
 
 function Lines({ lines, wanted }: { lines: readonly LogLine[]; wanted: string }) {
+  const now_s = usePoolClock().now_s();
   const view = useRef<HTMLDivElement>(null);
   const isAtEnd = useRef(true);
   const [top, setTop] = useState(0);
@@ -148,7 +149,7 @@ function Lines({ lines, wanted }: { lines: readonly LogLine[]; wanted: string })
         <div style={{ transform: `translateY(${first * LINE_PX}px)` }}>
           {lines.slice(first, first + count).map((line) => (
             <div key={line.number} className={line.stream === "stderr" ? "line bad" : `line ${line.stream}`}>
-              <time>{moment(line.at_s)}</time>
+              <time>{moment(line.at_s, now_s)}</time>
               <span className="rank">{line.rank ?? "–"}</span>
               <span>{marked(line.text, wanted)}</span>
             </div>

@@ -142,7 +142,7 @@ function Heading<Row>(props: {
       {column.sort ? (
         <button type="button" onClick={() => props.onSort(column.name)}>
           {column.name}
-          <span aria-hidden="true">{isBy ? (order.isFalling ? " ↓" : " ↑") : ""}</span>
+          <span aria-hidden="true">{isBy ? (order.isFalling ? "\u00a0↓" : "\u00a0↑") : ""}</span>
         </button>
       ) : (
         column.name

@@ -134,6 +134,12 @@ export function useConnection(): Connection {
   return useSyncExternalStore(live.watch, live.read);
 }
 
+/** The pool's clock; the component is drawn again when the server has told of it. */
+export function usePoolClock(): PoolClock {
+  useConnection();
+  return useSession().live.clock;
+}
+
 export interface Asked<A> {
   answer: A | undefined; // the newest one; it stays while the server is away
   trouble: Error | undefined; // why the last request failed
