@@ -15,6 +15,8 @@ from coddl.runtime.supervisor import generations as group
 from coddl.runtime.supervisor.adoption import Adoption
 from coddl.runtime.supervisor.checkpointing import Checkpointing
 from coddl.runtime.supervisor.coordinator import Coordinator
+from coddl.runtime.supervisor.job_host import JobHost
+from coddl.runtime.supervisor.job_hosts import JobHosts
 from coddl.runtime.supervisor.pool_job import PoolJob
 from coddl.runtime.wire import Message
 from coddl.server.folding import JournalEntry
@@ -219,6 +221,13 @@ class OptimisticLead(SupervisedRunner):
         found.step = lambda: job_status.coordinator.step
 
 
+class CrowdedJobHosts(JobHosts):
+    """Takes a slot for free on which a worker is being killed."""
+
+    def _is_free(self, slot: int, but_for: JobHost | None) -> bool:  # noqa: ARG002 - any slot is
+        return True
+
+
 MUTANTS = {
     "effects come before the journal": Makers(journal=LateJournal),
     "a request's key is forgotten": Makers(journal=ForgetfulJournal),
@@ -233,4 +242,5 @@ MUTANTS = {
     "a group is committed to when its first worker is ready": Makers(lead=HastyLead),
     "a new lead counts generations anew": Makers(lead=AnewLead),
     "an image that was not saved counts as saved": Makers(lead=OptimisticLead),
+    "a slot counts as free before its worker is gone": Makers(job_hosts=CrowdedJobHosts),
 }

@@ -38,6 +38,7 @@ FOUND_AT = {
     "a group is committed to when its first worker is ready": 0,
     "a new lead counts generations anew": 8,
     "an image that was not saved counts as saved": 6,
+    "a slot counts as free before its worker is gone": 13,
 }
 
 

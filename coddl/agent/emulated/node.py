@@ -105,6 +105,8 @@ class EmulatedNode:
             await asyncio.sleep(0.02)
         self.agent.end_all(STOPPED)  # workers may be here whose lead is another node
         await self.agent.idle()
+        while self.agent.holding:  # a worker that was killed has its slot until it is gone
+            await asyncio.sleep(0.02)
         self.outbox.tell_left()
         while self.session.is_up:
             await asyncio.sleep(0.02)

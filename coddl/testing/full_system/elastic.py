@@ -47,6 +47,7 @@ class ElasticJobs:
 
     def job_hosts(
         self,
+        make: type[JobHosts],
         loop: VirtualLoop,
         address: HostAddress,
         bridge: AgentBridge,
@@ -57,7 +58,7 @@ class ElasticJobs:
         def opened(job: str, _: JobEnvironment, listener: HostedListener) -> OpenedWorkers:
             return self._open(loop, address.node, job, listener, lambda: _is_led(job_hosts, job))
 
-        job_hosts = JobHosts(loop, address.token, bridge, opened, on_holding=on_holding)
+        job_hosts = make(loop, address.token, bridge, opened, on_holding=on_holding)
         self.world.peers.listen(address.node, loop, job_hosts.accept)
         return job_hosts
 

@@ -132,7 +132,7 @@ class SimulatedWorkers:
     def kill(self, number: int, signal_: int = signal.SIGKILL) -> None:
         """Send a worker a signal, if it still lives."""
         if number in self._workers:
-            self._workers[number][1].die(-signal_, f"signal {signal_}")
+            self._workers[number][1].be_killed(signal_)
 
     def kill_all(self) -> None:
         """Kill every worker; `exited` is said of each."""

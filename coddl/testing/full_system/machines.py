@@ -14,6 +14,7 @@ from coddl.agent.server_line import ServerRefusal
 from coddl.agent.slot_table import AgentBridge, WorkerHosts
 from coddl.api.jobsfolder import JobsFolder
 from coddl.core.pool.records import Device
+from coddl.runtime.supervisor.job_hosts import JobHosts
 from coddl.runtime.supervisor.slots import HostAddress
 from coddl.server.agent_sessions import AgentSession
 from coddl.server.journal import Journal
@@ -56,6 +57,7 @@ class Makers:
     runner: type[SimulatedRunner] = SimulatedRunner
     lead: type[SupervisedRunner] = SupervisedRunner
     node: type[EmulatedNode] = EmulatedNode
+    job_hosts: type[JobHosts] = JobHosts
     server: type[SimulatedServer] = SimulatedServer
     journal: type[Journal] = Journal
 
@@ -235,8 +237,9 @@ class NodeMachine:
     def _hosts(self, process: SimulatedProcess, node: str, bridge: AgentBridge) -> WorkerHosts:
         hosts = self._world.cluster.join(node, process, bridge)
         address = HostAddress(node, node, 1, f"{self.name}-{self._boots}")
+        make = self._world.makers.job_hosts
         hosts.job_hosts = self._world.elastic.job_hosts(
-            VirtualLoop(process), address, bridge, hosts.on_holding
+            make, VirtualLoop(process), address, bridge, hosts.on_holding
         )
         return hosts
 

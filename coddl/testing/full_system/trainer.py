@@ -84,6 +84,7 @@ class Trainer:
         self.world, self.workload, self.host = world, workload, host
         self.number, self.slot = number, slot
         self.is_alive = True
+        self._is_gone = False
         self.is_leaving = False  # it was told to, or its loop is over
         self.state: State | None = None
         self.group: TrainerGroup | None = None
@@ -265,13 +266,29 @@ class Trainer:
         self._later(EXIT_S, partial(self.die, 0, "its loop is over"))
 
     def die(self, code: int, because: str) -> None:
-        """End: its slot is empty from now on, and its peers find out."""
+        """End at once, as when its node is lost."""
+        self._stop()
+        self._vanish(code, because)
+
+    def be_killed(self, signal_: int) -> None:
+        """End by a signal: it does nothing more, but has its slot until its process is gone."""
+        if self.is_alive:
+            self._stop()
+            self.world.time.call_later(EXIT_S, partial(self._vanish, -signal_, f"signal {signal_}"))
+
+    def _stop(self) -> None:
+        """Do nothing from now on; its peers find out."""
         if not self.is_alive:
             return
         self.is_alive = False
-        self._on_death(self, because)
-        self.host.on_exit(self.number, code)
         if self.group is not None:
             self.group.on_death()
         if self.entering is not None:
             self.entering.on_death()
+
+    def _vanish(self, code: int, because: str) -> None:
+        """Be gone: its slot is empty from now on."""
+        if not self._is_gone:
+            self._is_gone = True
+            self._on_death(self, because)
+            self.host.on_exit(self.number, code)
