@@ -24,6 +24,7 @@ class TrainingInvariants:
         self._groups: dict[int, list[TrainerGroup]] = {}  # that train, by job
         self._begun: dict[tuple[int, int], int] = {}  # generations, by job and attempt
         self._done: dict[int, int] = {}  # the furthest step of each job
+        self._steps: dict[int, int] = {}  # of each job's training
         self._origins: dict[tuple[int, int], int] = {}  # that were told, by job and attempt
 
     def started(self, slot: int, job: int, attempt: int, found: Worker | None, node: str) -> None:
@@ -52,6 +53,7 @@ class TrainingInvariants:
     def begins(self, group: TrainerGroup, *, anew: bool, planned: bool) -> None:
         """A group begins to train."""
         job, state = group.job, group.state
+        self._steps[job] = group.members[0].workload.steps
         how = "anew" if anew else "as planned" if planned else "after a loss"
         numbers = [member.number for member in group.members]
         self._all.tell(
@@ -161,7 +163,7 @@ class TrainingInvariants:
             case "progress":
                 self.progress_is_true(run, event["step"])
             case "ended" if event["code"] == 0:
-                self.a_job_succeeds_after_its_last_step(run, event["steps"])
+                self.a_job_succeeds_after_its_last_step(run)
             case "origin" | "problem" | "error" | "exited" | "unready" | "broken" as kind:
                 about = {name: event[name] for name in event if name != "is"}
                 self._all.tell(f"job {run.job} attempt {run.attempt}: {kind} {about}")
@@ -181,10 +183,11 @@ class TrainingInvariants:
             sentence = f"job {run.job}: {step} of {self._done.get(run.job, 0)} steps"
             self._all.fail("what is told of was done", sentence)
 
-    def a_job_succeeds_after_its_last_step(self, run: JobRun, steps: int | None) -> None:
+    def a_job_succeeds_after_its_last_step(self, run: JobRun) -> None:
         """A job that has succeeded has made all its steps."""
-        if steps is None or self._done.get(run.job, 0) < steps:
-            sentence = f"job {run.job}: {self._done.get(run.job, 0)} of {steps} steps"
+        done, steps = self._done.get(run.job, 0), self._steps.get(run.job)
+        if steps is None or done < steps:
+            sentence = f"job {run.job}: {done} of {steps} steps"
             self._all.fail("a job succeeds after its last step", sentence)
 
 
