@@ -35,6 +35,7 @@ PORT: Final = 7433
 LEASE_S: Final = 6.0
 COOL_DOWN_S: Final = 1.0
 PATIENCE_S: Final = 120.0  # for what must come; machines are shared and slow
+COMMAND_S: Final = 400.0  # for a command: it may wait for jobs, or compile another policy
 LOOK_EVERY_S: Final = 0.05
 OVER: Final = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -237,7 +238,7 @@ class Pool:
             cwd=cwd or self.folder,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=COMMAND_S,
         )
         assert run.returncode == code, f"{words}: {run.returncode}\n{run.stdout}\n{run.stderr}"
         return run.stdout
