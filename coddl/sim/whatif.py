@@ -22,6 +22,7 @@ from coddl.sim.world import ARRIVE, FINISH, SHARE
 
 POLICIES: Final = ("afs-l", "afs-p", "srtf", "tiresias-l", "max-min", "fifo")  # if none is named
 CLOSE: Final = 0.05  # within which the replay of a job counts as right
+ENOUGH: Final = 10  # jobs that have ended, to compare policies
 
 PolicyNamed = Callable[[str], Policy]
 
@@ -31,6 +32,7 @@ class WhatIfRun(NamedTuple):
 
     run: Run
     capacity: Sequence[Capacity]
+    is_rigid: bool = False  # its policy gives a job its request or nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +45,9 @@ class WhatIf:
     @property
     def report_runs(self) -> list[Run]:
         """What was recorded, its replay and the alternatives, as a report shows them."""
-        (first, _), *others = self.runs
+        first, *others = (each.run for each in self.runs)
         replayed = dataclasses.replace(first, key=_named(first.key, "replayed"))
-        return [recorded_run(self.workload), replayed, *(run for run, _ in others)]
+        return [recorded_run(self.workload), replayed, *others]
 
     def as_data(self) -> dict[str, Any]:  # Any: JSON
         """Return all of it, for programs."""
@@ -107,7 +109,15 @@ class WhatIf:
     @property
     def sentence(self) -> str:
         """Return how well the replay explains what has happened, and what it does not know."""
-        return " ".join([self._explains, *self._caveats])
+        return " ".join(filter(None, [self._too_few, self._explains, *self._caveats]))
+
+    @property
+    def _too_few(self) -> str:
+        ended = int(self.workload.succeeded.sum())
+        if ended >= ENOUGH or not ended:
+            return ""
+        have = "has" if ended == 1 else "have"
+        return f"Only {counted(ended, 'job')} {have} ended: too few to compare policies."
 
     @property
     def _explains(self) -> str:
@@ -115,11 +125,14 @@ class WhatIf:
         if error is None:
             return "No job has trained to its end yet, so the replay cannot be checked."
         way = "above" if error > 0 else "below"
-        median = float(np.median(self.errors))
-        return (
+        told = (
             f"The replay of what was has a mean completion time {abs(error):.1%} {way} the "
-            f"recorded one; half of the {counted(ended, 'job')} that ended are within {median:.1%}."
+            "recorded one"
         )
+        if ended == 1:
+            return f"{told}."
+        median = float(np.median(self.errors))
+        return f"{told}; half of the {ended} jobs that ended are within {median:.1%}."
 
     @property
     def _caveats(self) -> list[str]:
@@ -153,8 +166,23 @@ class WhatIf:
             found.append(
                 f"{runs} ended with a loss, after which steps were redone; none is lost here."
             )
-        found += map(self._never_ended, self.runs)
+        found += [self._all_of_range, *map(self._never_ended, self.runs)]
         return [each for each in found if each]
+
+    @property
+    def _all_of_range(self) -> str:
+        """Return which alternatives give jobs the most they may have, as no request is known."""
+        _, *others = self.runs
+        rigid = dict.fromkeys(each.run.key.policy for each in others if each.is_rigid)
+        if not rigid or not (ranges := self.workload.unrequested):
+            return ""
+        *most, last = rigid
+        names = f"{', '.join(most)} and {last}" if most else last
+        give, come = ("give", "they come") if most else ("gives", "it comes")
+        return (
+            f"{names} {give} a job all the GPUs of its range ({counted(ranges, 'job')} with a "
+            f"range): {come} out worse than with the GPUs that a user would ask for."
+        )
 
     def _never_ended(self, each: WhatIfRun) -> str:
         """Return how many of the jobs that are compared a run leaves without an end, if any."""
@@ -219,7 +247,8 @@ def what_if(
     cases = [dataclasses.replace(case, keep_events=keep_events) for case in cases]
     runs = run_cases(cases, watch)
     capacities = [case.conditions.capacity for case in cases if case.conditions is not None]
-    return WhatIf(workload, tuple(map(WhatIfRun, runs, capacities)))
+    rigid = [bool(getattr(case.policy, "rigid", False)) for case in cases]
+    return WhatIf(workload, tuple(map(WhatIfRun, runs, capacities, rigid)))
 
 
 def recorded_run(workload: RecordedWorkload) -> Run:

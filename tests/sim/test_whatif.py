@@ -56,6 +56,22 @@ def test_the_sentence_says_what_was_not_measured(found: WhatIf) -> None:
     assert "taken to scale as the others" in found.sentence
 
 
+def test_the_sentence_warns_of_few_jobs(found: WhatIf) -> None:
+    assert found.sentence.startswith("Only 7 jobs have ended: too few to compare policies.")
+    only = np.arange(7) == 3
+    one = replace(found, workload=replace(found.workload, succeeded=only))
+    assert one.sentence.startswith("Only 1 job has ended: too few to compare policies.")
+    assert "half of the" not in one.sentence
+
+
+def test_the_sentence_says_which_policies_give_all_the_gpus_of_a_range(found: WhatIf) -> None:
+    assert "range" not in found.sentence
+    rigid = what_if(workload(), ["fifo", "max-min", "srtf"]).sentence
+    assert "fifo and srtf give a job all the GPUs of its range (6 jobs with a range)" in rigid
+    fixed = replace(found.workload, unrequested=0)
+    assert "range" not in what_if(fixed, ["fifo"]).sentence
+
+
 def test_what_was_recorded_is_a_run_of_the_report(found: WhatIf) -> None:
     was, replayed, *others = found.report_runs
     assert was.key.policy.endswith("(recorded)")
@@ -104,6 +120,18 @@ def test_jobs_whose_end_is_not_known_are_left_out_and_counted() -> None:
     assert found.numbers == (1,)
     assert [each.jobs for each in found.left_out] == [1]
     assert "not known" in found.left_out[0].why
+
+
+def test_a_short_job_that_made_no_step_is_left_out() -> None:
+    def without_steps(each: TimedRecord) -> TimedRecord:
+        at_s, record = each
+        if isinstance(record, r.RunStepped | r.RunChanged | r.RunEnded) and record.job == 1:
+            return TimedRecord(at_s, replace(record, step=0))
+        return each
+
+    found = workload(list(map(without_steps, RECORDS)))
+    assert 1 not in found.numbers
+    assert found.left_out == ((1, "made no step, and ran for less than 60 s"),)
 
 
 def test_a_journal_without_jobs_says_so() -> None:
