@@ -171,7 +171,9 @@ def recorded_workload(
         took_turns=sum(job.known.took_turns for job in jobs),
         lost_runs=sum(job.known.lost_runs for job in jobs),
         kinds=len(recording.kinds),
-        unrequested=sum(job.gpus_max > job.gpus_min for job in jobs),
+        unrequested=sum(
+            job.gpus_max > job.gpus_min and not job.known.job.spec.gpus_requested for job in jobs
+        ),
     )
 
 
@@ -381,7 +383,13 @@ def _trace(jobs: Sequence[ReplayedJob], speeds: _JobSpeeds) -> Trace:
         submitted_s=np.array([job.submitted_s for job in jobs]),
         curve=np.arange(len(jobs)),
         iterations=np.array([job.work for job in jobs]),
-        gpus_requested=gpus_max,
+        gpus_requested=np.array(
+            [
+                job.known.job.spec.request_within(job.gpus_min, most)
+                for job, most in zip(jobs, speeds.most, strict=True)
+            ],
+            np.int64,
+        ),
         gpus_min=np.array([job.gpus_min for job in jobs], np.int64),
         gpus_max=gpus_max,
         # Users and programs: what similar jobs have in common is expected to be alike.
@@ -437,7 +445,8 @@ def _actions(jobs: Sequence[ReplayedJob], begin_s: float) -> Iterable[UserAction
             if kind == "bounds":
                 least, most = values
                 most = min(most, job.known.job.gpus_useful or most)
-                values = (min(max(least, job.known.job.gpus_memory), most), most)
+                least = min(max(least, job.known.job.gpus_memory), most)
+                values = (least, most, job.known.job.spec.request_within(least, most))
             found.append(UserAction(max(0.0, at_s - begin_s), row, kind, values))
     return sorted(found, key=lambda each: each.at_s)
 

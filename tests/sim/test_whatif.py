@@ -72,6 +72,20 @@ def test_the_sentence_says_which_policies_give_all_the_gpus_of_a_range(found: Wh
     assert "range" not in what_if(fixed, ["fifo"]).sentence
 
 
+def test_a_job_is_replayed_with_the_gpus_it_asked_for() -> None:
+    def asking(each: TimedRecord) -> TimedRecord:
+        at_s, record = each
+        if isinstance(record, r.JobSubmitted):
+            return TimedRecord(at_s, replace(record, spec=replace(record.spec, gpus_requested=2)))
+        return each
+
+    asked = workload(list(map(asking, RECORDS)))
+    assert asked.unrequested == 0
+    assert workload().trace.gpus_requested.tolist() == workload().trace.gpus_max.tolist()
+    assert asked.trace.gpus_requested.tolist() == np.minimum(2, asked.trace.gpus_max).tolist()
+    assert "range" not in what_if(asked, ["fifo"]).sentence
+
+
 def test_what_was_recorded_is_a_run_of_the_report(found: WhatIf) -> None:
     was, replayed, *others = found.report_runs
     assert was.key.policy.endswith("(recorded)")
