@@ -141,7 +141,12 @@ def whatif(
     if report:
         from coddl.sim.report import write_report
 
-        write_report(found.report_runs, Path(report), title="What if: the pool's own jobs")
+        write_report(
+            found.report_runs,
+            Path(report),
+            title="What if: the pool's own jobs",
+            against=found.against_replay,
+        )
         print(f"report written to {report}", file=sys.stderr)
 
 

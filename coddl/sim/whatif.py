@@ -1,7 +1,7 @@
 """A pool's own jobs, replayed: as it was, and under other policies or on other numbers of GPUs."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -15,6 +15,7 @@ from coddl.core.pool.timeline import Capacity
 from coddl.core.waiting import counted
 from coddl.plugins import policy_named
 from coddl.sim.recorded_workload import RecordedWorkload
+from coddl.sim.report.summary import AgainstReplay
 from coddl.sim.run import Events, Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, Watch, run_cases
@@ -48,6 +49,17 @@ class WhatIf:
         first, *others = (each.run for each in self.runs)
         replayed = dataclasses.replace(first, key=_named(first.key, "replayed"))
         return [recorded_run(self.workload), replayed, *others]
+
+    @property
+    def against_replay(self) -> AgainstReplay:
+        """How the runs of a report compare with the replay."""
+        told, error = self.as_data(), self.mean_error
+        was = told["recorded"] | {
+            "mean_against_replay": None if error is None else 1.0 / (1.0 + error)
+        }
+        jobs = [int(self.workload.succeeded.sum())]
+        jobs += [int((each.run.succeeded & self._counted).sum()) for each in self.runs]
+        return AgainstReplay(1, list(map(_report_numbers, [was, *told["runs"]], jobs)))
 
     def as_data(self) -> dict[str, Any]:  # Any: JSON
         """Return all of it, for programs."""
@@ -315,6 +327,21 @@ def _gpu_s(capacity: Sequence[Capacity], end_s: float) -> float:
     times_s = [*(min(at_s, end_s) for at_s, _ in capacity), end_s]
     spans_s = [after_s - before_s for before_s, after_s in pairwise(times_s)]
     return sum(each.gpus * span_s for each, span_s in zip(capacity, spans_s, strict=True))
+
+
+def _report_numbers(told: Mapping[str, Any], jobs: int) -> dict[str, float]:  # Any: JSON
+    """The numbers of a run under the names that they have in a report."""
+    jct_s = told["jct_s"]
+    numbers = {
+        "avg_jct_s": jct_s["mean"],
+        "p50_jct_s": jct_s["median"],
+        "p95_jct_s": jct_s["p95"],
+        "p99_jct_s": jct_s["p99"],
+        "makespan_s": told["makespan_s"],
+        "slower": told["mean_against_replay"],
+    }
+    known = {key: np.nan if value is None else float(value) for key, value in numbers.items()}
+    return {"jobs": float(jobs), **known}
 
 
 def _spread(jct_s: FloatColumn) -> dict[str, float | None]:

@@ -94,6 +94,17 @@ def test_what_was_recorded_is_a_run_of_the_report(found: WhatIf) -> None:
     assert was.metrics().avg_jct_s == pytest.approx(found.as_data()["recorded"]["jct_s"]["mean"])
 
 
+def test_a_report_has_the_ratios_of_the_table(found: WhatIf) -> None:
+    at, numbers = found.against_replay
+    told = found.as_data()
+    wanted = [each["mean_against_replay"] for each in told["runs"]]
+    assert found.report_runs[at].key.policy.endswith("(replayed)")
+    assert [row["slower"] for row in numbers[at:]] == wanted
+    assert [row["jobs"] for row in numbers] == [7.0] * 4
+    recorded_s, replayed_s = numbers[0]["avg_jct_s"], numbers[1]["avg_jct_s"]
+    assert numbers[0]["slower"] == pytest.approx(recorded_s / replayed_s)
+
+
 def test_jobs_that_were_there_before_a_time_are_replayed_with_what_they_had_left() -> None:
     submitted = {record.job: at_s for at_s, record in RECORDS if isinstance(record, r.JobSubmitted)}
     whole, later = workload(), workload(since_s=submitted[4] + 1.0)
