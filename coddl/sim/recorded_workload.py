@@ -135,7 +135,7 @@ def recorded_workload(
         raise UserError(
             "there is nothing to replay",
             "; ".join(f"{counted(n, 'job')}: {each}" for each, n in why.items())
-            or "no job was submitted",
+            or ("all jobs had ended by then" if recording.jobs else "no job was submitted"),
             "an earlier --since, or later, when jobs have trained",
         )
     speeds = _JobSpeeds(jobs, recording, max(most, *gpus, 1))

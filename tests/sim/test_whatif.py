@@ -164,6 +164,12 @@ def test_a_journal_without_jobs_says_so() -> None:
         workload(RECORDS[:4])
 
 
+def test_a_time_after_the_last_job_says_so() -> None:
+    later = TimedRecord(RECORDS[-1].at_s + 1000.0, RECORDS[-1].record)
+    with pytest.raises(UserError, match="all jobs had ended by then"):
+        workload([*RECORDS, later], since_s=later.at_s - 1.0)
+
+
 def test_too_few_gpus_for_a_job_are_refused() -> None:
     found = workload()
     trace = replace(found.trace, gpus_min=np.minimum(found.trace.gpus_max, 2))
