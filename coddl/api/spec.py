@@ -46,7 +46,9 @@ class Bounds(BaseModel):
 
     min: int = Field(ge=1, le=GPUS_MAX)
     max: int = Field(ge=1, le=GPUS_MAX)
-    requested: Annotated[int, Field(ge=1, le=GPUS_MAX)] | None = None
+    requested: Annotated[int, Field(ge=1, le=GPUS_MAX)] | None = Field(
+        default=None, description="What policies give it that resize no jobs; null: the maximum."
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
