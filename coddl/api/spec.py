@@ -46,6 +46,9 @@ class Bounds(BaseModel):
 
     min: int = Field(ge=1, le=GPUS_MAX)
     max: int = Field(ge=1, le=GPUS_MAX)
+    requested: Annotated[int, Field(ge=1, le=GPUS_MAX)] | None = Field(
+        default=None, description="What policies give it that resize no jobs; null: the maximum."
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -53,6 +56,11 @@ class Bounds(BaseModel):
             raise refusal(
                 f'"{self.min}..{self.max}" has a minimum above its maximum',
                 f"{self.max}..{self.min}",
+            )
+        if self.requested is not None and not self.min <= self.requested <= self.max:
+            raise refusal(
+                f"{self.requested} GPUs are requested, which is not within {self.min}..{self.max}",
+                f"{self.max} or less",
             )
         return self
 
@@ -128,6 +136,7 @@ Gpus = Annotated[
                     "properties": {
                         "min": {"type": "integer", "minimum": 1},
                         "max": {"type": "integer", "minimum": 1},
+                        "requested": {"type": "integer", "minimum": 1},
                     },
                     "required": ["min", "max"],
                     "additionalProperties": False,
@@ -161,7 +170,8 @@ class JobRequest(BaseModel):
     gpus: Gpus | None = Field(
         None,
         description="Number of GPUs: 4, or 1..8. Default: 1; for an elastic script, 1 to all GPUs "
-        "of the pool.",
+        "of the pool. Policies that resize no jobs give it what is requested, by default the "
+        "maximum.",
     )
     priority: int = Field(
         0, ge=-1_000_000, le=1_000_000, description="Jobs with a higher priority are served first."
@@ -285,6 +295,7 @@ class JobRequest(BaseModel):
             tier=self.the_tier,
             gpus_min=bounds.min,
             gpus_max=bounds.max,
+            gpus_requested=bounds.requested or 0,
             priority=self.priority,
             group=self.group,
             weight=self.weight,

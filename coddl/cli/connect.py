@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Final
@@ -49,6 +50,11 @@ def find_server(server: str, state_dir: str) -> "ServerAddress":
     from coddl.api.client import Credentials, find
 
     return find(server, state_dir, given=given_credentials.get() or Credentials())
+
+
+def pool_time_s(client: "Client") -> float:
+    """Return the pool's time; an emulated pool's clock is ahead of the machine's."""
+    return float(client.get("/pool").get("now_s") or time.time())
 
 
 @contextlib.contextmanager

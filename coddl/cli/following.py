@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn, get_args
 
 import typer
 
-from coddl.cli.connect import JobName, Server, StateDir, complete_jobs, connect, note
+from coddl.cli.connect import (
+    JobName,
+    Server,
+    StateDir,
+    complete_jobs,
+    connect,
+    note,
+    pool_time_s,
+)
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.cli.spans import read_span
 from coddl.core.errors import UserError
@@ -142,21 +150,22 @@ def events(
 
     for_program = wants_json(output, as_json)
 
-    def tell(event: "Answer") -> None:
+    def tell(event: "Answer", now_s: float) -> None:
         if for_program:
             print(json.dumps(event), flush=True)
         else:
-            show([event_line(event, time.time())])
+            show([event_line(event, max(now_s, event["at_s"]))])
 
     with connect(server, state_dir) as client:
+        now_s = 0.0 if for_program else pool_time_s(client)
         number = client.get(f"/jobs/{in_path(job)}")["id"] if job else None
         found, after = last_events(client, number, tail)
         for event in found:
-            tell(event)
+            tell(event, now_s)
         if watch:
             for said in client.watch("/events", after=after, watch=True):
                 if number is None or _concerns(said.data, number):
-                    tell(said.data)
+                    tell(said.data, now_s)
 
 
 def last_events(client: "Client", job: int | None, count: int) -> "tuple[list[Answer], int]":

@@ -21,6 +21,7 @@ from coddl.cli.connect import (
     connect,
     find_server,
     note,
+    pool_time_s,
 )
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.core.errors import CoddlError, UserError
@@ -203,9 +204,10 @@ def describe(
         from coddl.cli.following import last_events
 
         events, _ = last_events(client, int(found["id"]), LAST_EVENTS)
+        now_s = pool_time_s(client)
     from coddl.cli.poolview import describe_lines, show
 
-    show(describe_lines(found, events, time.time()))
+    show(describe_lines(found, events, now_s))
 
 
 def explain(
@@ -220,12 +222,13 @@ def explain(
 
     with connect(server, state_dir) as client:
         told = client.get(f"/jobs/{in_path(job)}/explain")
-    if wants_json(output, as_json):
-        print(json.dumps(told, indent=2))
-        return
+        if wants_json(output, as_json):
+            print(json.dumps(told, indent=2))
+            return
+        now_s = pool_time_s(client)
     from coddl.cli.poolview import explain_lines, show
 
-    show(explain_lines(told, time.time()))
+    show(explain_lines(told, now_s))
 
 
 def cancel(

@@ -1,7 +1,6 @@
 """What operators turn: nodes, drain, forget, policy."""
 
 import json
-import time
 from typing import Annotated, Literal
 
 import typer
@@ -15,6 +14,7 @@ from coddl.cli.connect import (
     complete_policies,
     connect,
     note,
+    pool_time_s,
 )
 from coddl.cli.output import AsJson, Output, wants_json
 from coddl.cli.spans import read_span
@@ -175,12 +175,13 @@ def policy(
             found = client.put("/policy", {"policy": name, "placement": placement})
         else:
             found = client.get("/policy")
-    if wants_json(output, as_json):
-        print(json.dumps(found, indent=2))
-        return
+        if wants_json(output, as_json):
+            print(json.dumps(found, indent=2))
+            return
+        now_s = pool_time_s(client) if found["since_s"] else 0.0
     from coddl.cli.poolview import moment
 
-    at = f" at {moment(found['since_s'], time.time())}" if found["since_s"] else ""
+    at = f" at {moment(found['since_s'], now_s)}" if found["since_s"] else ""
     by = found["by"] or ("a user" if at else "")
     origin = f", set by {by}{at}" if by else " (default)"
     print(f"policy {found['policy']}, placement {found['placement']}{origin}")

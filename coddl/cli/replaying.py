@@ -101,11 +101,15 @@ def _request(
 ) -> Answer:
     model = trace.speeds.names[trace.curve[row]]
     least, most = int(trace.gpus_min[row]), int(trace.gpus_max[row])
+    requested = int(trace.gpus_requested[row])
     if gpus == "request":
-        least = most = int(trace.gpus_requested[row])
+        least = most = requested
+    bounds: str | dict[str, int] = f"{least}..{most}"
+    if least < most:
+        bounds = {"min": least, "max": most, "requested": min(max(requested, least), most)}
     iterations = f"{trace.iterations[row]:.17g}"
-    words = {"model": model, "iterations": iterations, "gpus": f"{trace.gpus_requested[row]}"}
-    request = {"name": _name(model, row), "gpus": f"{least}..{most}", **what(words)}
+    words = {"model": model, "iterations": iterations, "gpus": f"{requested}"}
+    request = {"name": _name(model, row), "gpus": bounds, **what(words)}
     if curves:
         step_s = trace.speeds.step_s[trace.curve[row]]
         sizes = range(1, min(most, len(step_s) - 1) + 1)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
 import typer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from coddl.sim.study import NodeSpec, Study, StudySpec
 
 Result = TypeVar("Result")
+COMPILING: Final = "compiling code that runs here for the first time (up to 20 s) …"
 
 EXAMPLES = """
 Examples:
@@ -389,7 +390,7 @@ def watched(simulated: Callable[["Watch"], Result]) -> tuple[Result, bool]:
         TimeRemainingColumn,
     )
 
-    from coddl.core.compiling import is_compiled
+    from coddl.core.compiling import tell_compiling
     from coddl.sim.simulate import Watch
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -404,8 +405,6 @@ def watched(simulated: Callable[["Watch"], Result]) -> tuple[Result, bool]:
         task = bar.add_task("jobs finished", total=None)
 
         def begin(jobs: int) -> None:
-            if not is_compiled():
-                print("compiling the simulator for its first run (about 20 s) …", file=sys.stderr)
             bar.update(task, total=jobs)
 
         watch = Watch(
@@ -413,6 +412,7 @@ def watched(simulated: Callable[["Watch"], Result]) -> tuple[Result, bool]:
             planned=begin,
             progress=lambda jobs: bar.advance(task, jobs),
         )
+        tell_compiling(lambda: console.print(COMPILING, soft_wrap=True, highlight=False))
         signal.signal(signal.SIGINT, _interrupt)
         return simulated(watch), watch.stop.is_set()
 

@@ -1,6 +1,6 @@
 """The results of a study as a table in the terminal."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from rich import box
@@ -75,17 +75,53 @@ def print_table(study: "Study") -> None:
 
 def _print_fitting(lines: Sequence[TableRow], title: str) -> None:
     """Print a block; a terminal too narrow for all columns gets the first ones whole."""
-    console, wide = _console(), Console(width=10_000)
     scales = _scales([row for _, row in lines])
     columns = tuple(each for each in COLUMNS if scales or each[0] not in OF_NODES)
     columns += tuple(each for each in RARE if any(row[each[0]] for _, row in lines))
-    for count in range(len(columns), 0, -1):
-        table = _block(lines, title, columns[:count])
+    print_widest(lambda count: _block(lines, title, columns[:count]), len(columns))
+
+
+def print_widest(
+    table_of: Callable[[int], Table], columns: int, console: Console | None = None
+) -> None:
+    """Print a table with as many of its columns as fit the terminal, and how many are hidden."""
+    console, wide = console or _console(), Console(width=10_000)
+    for count in range(columns, 0, -1):
+        table = table_of(count)
         if Measurement.get(wide, wide.options, table).maximum <= console.width or count == 1:
             console.print(table)
             break
-    if count < len(columns):
-        console.print(f"{len(columns) - count} columns hidden: widen the terminal, or use -o json")
+    if count < columns:
+        hidden = counted(columns - count, "column")
+        console.print(f"{hidden} hidden: widen the terminal, or use -o json", highlight=False)
+
+
+def short_duration(seconds: float | None) -> str:
+    """Write a span of time with three digits, in one unit; empty: not known."""
+    if seconds is None:
+        return ""
+    for unit, size_s in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size_s:
+            return f"{_three(seconds / size_s)} {unit}"
+    return f"{_three(seconds)} s"
+
+
+def _three(value: float) -> str:
+    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def plain_table(
+    title: str, rows: Sequence[Mapping[str, str]], first: Sequence[str], columns: Sequence[str]
+) -> Table:
+    """Lay out rows under the names of their columns, of which the first ones are text."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for name in first:
+        table.add_column(escape(name), no_wrap=True)
+    for name in columns:
+        table.add_column(escape(name), justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(escape(row[name]) for name in (*first, *columns)))
+    return table
 
 
 def _scales(rows: Sequence[dict[str, object]]) -> bool:

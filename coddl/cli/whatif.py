@@ -19,8 +19,6 @@ from coddl.cli.simulate import ReportFile, check_writable, watched
 from coddl.core.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from coddl.core.policies.policy import Policy
     from coddl.core.pool.recording import Recording
     from coddl.sim.recorded_workload import RecordedWorkload
@@ -40,7 +38,9 @@ Examples:
 
   coddl whatif --journal backup/journal.db -o json > whatif.json
 """
+GPUS_MAX: Final = 100_000
 SPANS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+TEXT_COLUMNS: Final = 2  # of the table, which are never hidden
 Answer = Mapping[str, Any]  # Any: JSON
 
 Policies = Annotated[
@@ -56,7 +56,6 @@ Policies = Annotated[
 Gpus = Annotated[
     list[int] | None,
     typer.Option(
-        min=1,
         metavar="N",
         help="GPUs to try, all the time; repeat for several. Default: those that the pool had, as "
         "they came and went.",
@@ -66,7 +65,8 @@ Since = Annotated[
     str,
     typer.Option(
         metavar="TIME",
-        help="Replay what happened since then: 90m, 12h, 7d, or 2026-11-02T08:00. Default: all.",
+        help="Replay what happened since then: 90m, 12h, 7d (by the pool's clock), or "
+        "2026-11-02T08:00. Default: all.",
     ),
 ]
 JournalAt = Annotated[
@@ -112,12 +112,20 @@ def whatif(
 ) -> None:
     """Replay what happened in a pool: as it was, and under other policies or with other GPUs."""
     for_program = wants_json(output, as_json)
-    since_s = since_of(since, time.time()) if since else None
+    for count in gpus or ():
+        if not 1 <= count <= GPUS_MAX:
+            because = f"a pool has from 1 to {GPUS_MAX:,} GPUs"
+            raise UserError(f"--gpus {count} cannot be used", because, "--gpus 64")
+    since_of(since or "0", time.time())  # before the journal is read, which may take long
     check_writable({"--report": report})
     with needs("server"):
         from coddl.sim.whatif import what_if
 
-        workload = _workload(_recording(journal, state_dir), since_s, gpus or (), cool_down)
+        recording = _recording(journal, state_dir)
+        # The clock of an emulated pool is ahead of ours.
+        now_s = max(time.time(), recording.until_s)
+        since_s = since_of(since, now_s) if since else None
+        workload = _workload(recording, since_s, gpus or (), cool_down)
         named = _policies_of(plugin or ())
 
     def replayed(watch: "Watch") -> "WhatIf":
@@ -129,13 +137,16 @@ def whatif(
     if for_program:
         print(json.dumps(without_nan(found.as_data()), indent=2))
     else:
-        from coddl.cli.poolview import show
-
-        show(lines_of(found.as_data(), found.workload.unit))
+        show_found(found.as_data(), found.workload.unit)
     if report:
         from coddl.sim.report import write_report
 
-        write_report(found.report_runs, Path(report), title="What if: the pool's own jobs")
+        write_report(
+            found.report_runs,
+            Path(report),
+            title="What if: the pool's own jobs",
+            against=found.against_replay,
+        )
         print(f"report written to {report}", file=sys.stderr)
 
 
@@ -216,11 +227,13 @@ def _reported(replayed: Callable[["Watch"], "WhatIf"]) -> "WhatIf":
     return replayed(Watch(planned=begin, progress=tell))
 
 
-def lines_of(found: Answer, unit: str) -> "list[Text]":
-    """Write the table, and what it rests on."""
+def show_found(found: Answer, unit: str) -> None:
+    """Print the table, and what it rests on."""
+    from rich.markup import escape
     from rich.text import Text
 
-    from coddl.cli.poolview import table
+    from coddl.cli.poolview import show
+    from coddl.cli.table import plain_table, print_widest
 
     was, runs = found["recorded"], found["runs"]
     rows = [_row("recorded", was, "", unit)]
@@ -229,34 +242,32 @@ def lines_of(found: Answer, unit: str) -> "list[Text]":
         ratio = "" if run["is_replay"] or against is None else f"{against:.2f}x"
         rows.append(_row("replayed" if run["is_replay"] else "what if", run, ratio, unit))
     span = f"{_moment(found['since_s'])} to {_moment(found['until_s'])}"
-    title = f"{_counted(found['jobs'], 'job')}, {span}"
+    title = escape(f"{_counted(found['jobs'], 'job')}, {span}")
+    first, columns = [*rows[0]][:TEXT_COLUMNS], [*rows[0]][TEXT_COLUMNS:]
+    print_widest(lambda count: plain_table(title, rows, first, columns[:count]), len(columns))
     left = [
         f"Left out: {_counted(each['count'], 'job')} ({each['why']})." for each in found["left_out"]
     ]
-    return [Text(title), *table(rows), *(Text(each) for each in [found["sentence"], *left])]
+    show([Text(each) for each in [found["sentence"], *left]])
 
 
 def _row(kind: str, run: Answer, against: str, unit: str) -> dict[str, str]:
+    from coddl.cli.table import short_duration as seconds
+
     jct_s = run["jct_s"]
     return {
         "": kind,
-        "POLICY": run["policy"],
-        f"{unit.upper()}S": str(run["gpus"]),
-        "MEAN JCT": _seconds(jct_s["mean"]),
-        "AGAINST REPLAY": against,
-        "MEDIAN": _seconds(jct_s["median"]),
-        "P95": _seconds(jct_s["p95"]),
-        "P99": _seconds(jct_s["p99"]),
-        "MAKESPAN": _seconds(run["makespan_s"]),
-        "IN USE": "" if run["utilisation"] is None else f"{run['utilisation']:.0%}",
-        "RESIZES": str(run["resizes"]),
+        "policy": run["policy"],
+        f"{unit}s".replace(" ", "\n"): str(run["gpus"]),
+        "mean\nJCT": seconds(jct_s["mean"]),
+        "against\nreplay": against,
+        "median": seconds(jct_s["median"]),
+        "p95": seconds(jct_s["p95"]),
+        "p99": seconds(jct_s["p99"]),
+        "makespan": seconds(run["makespan_s"]),
+        "in use": "" if run["utilisation"] is None else f"{run['utilisation']:.0%}",
+        "resizes": str(run["resizes"]),
     }
-
-
-def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
 def _moment(at_s: float) -> str:

@@ -135,13 +135,23 @@ class _CacheImpl(caching.CompileResultCacheImpl):
     _locator_classes: list[type[object]] = [_Locator]  # noqa: RUF012 (as numba declares it)
 
 
+_tells: list[Callable[[], None]] = []  # called before the next kernel is compiled
+
+
 class _Cache(caching.FunctionCache):
     _impl_class = _CacheImpl
 
+    def load_overload(self, *wanted: object) -> object:
+        """Load a compiled kernel; None: no run has left it, and it is compiled next."""
+        found: object = cast(Any, super()).load_overload(*wanted)  # Any: numba has no types
+        while found is None and _tells:
+            _tells.pop()()
+        return found
 
-def is_compiled() -> bool:
-    """Return whether an earlier run has left the compiled simulator to start from."""
-    return any(Path(_CACHE).rglob("compiled.run_compiled*.nbc"))
+
+def tell_compiling(tell: Callable[[], None]) -> None:
+    """Call this once, before the next kernel that no earlier run has compiled."""
+    _tells[:] = [tell]
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:

@@ -31,7 +31,7 @@ class UserAction(NamedTuple):
     at_s: float
     row: int
     kind: Literal["suspend", "resume", "bounds", "priority"]
-    values: tuple[int, ...] = ()  # the minimum and maximum, or the priority
+    values: tuple[int, ...] = ()  # the minimum, the maximum and the request; or the priority
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,6 @@ class PoolEvents:
             case "suspend" | "resume":
                 self._suspended[row] = action.kind == "suspend"
             case "bounds":
-                ints[GPUS_MIN, row], ints[GPUS_MAX, row] = action.values
-                ints[GPUS_REQUESTED, row] = action.values[1]
+                ints[GPUS_MIN, row], ints[GPUS_MAX, row], ints[GPUS_REQUESTED, row] = action.values
             case "priority":
                 (ints[PRIORITY, row],) = action.values

@@ -20,6 +20,7 @@ from coddl.core.scheduler import Stability
 from coddl.core.speed.live import Source, Speed, curve
 from coddl.core.speed.slices import fitted_line
 from coddl.core.speed.table import speeds_of
+from coddl.core.waiting import counted
 from coddl.sim.beliefs import Beliefs
 from coddl.sim.failures import Faults, TraceWithFaults
 from coddl.sim.learning import SpeedLearning
@@ -30,6 +31,7 @@ from coddl.traces.trace import Trace, trace_of
 START_S: Final = 0.0  # of a job, where no job of the pool has ever trained
 ALIKE: Final = 0.15  # within which the step times of two jobs that train the same agree
 REMEMBERED: Final = 1 << 16  # curves
+TRAINING_S: Final = 60.0  # of a job that tells no steps; a shorter one is taken for no training
 # Work of a job that its user ended is left over by this part where it is not known how much was.
 LEFT_OVER: Final = 1e-9
 
@@ -78,6 +80,7 @@ class RecordedWorkload:
     took_turns: int  # jobs that have taken turns on a GPU
     lost_runs: int
     kinds: int  # of GPUs
+    unrequested: int  # jobs with a range of GPUs of which none is known to be asked for
 
     @property
     def gpus(self) -> int:
@@ -131,7 +134,8 @@ def recorded_workload(
     if not jobs:
         raise UserError(
             "there is nothing to replay",
-            "; ".join(f"{n} jobs: {each}" for each, n in why.items()) or "no job was submitted",
+            "; ".join(f"{counted(n, 'job')}: {each}" for each, n in why.items())
+            or ("all jobs had ended by then" if recording.jobs else "no job was submitted"),
             "an earlier --since, or later, when jobs have trained",
         )
     speeds = _JobSpeeds(jobs, recording, max(most, *gpus, 1))
@@ -167,6 +171,9 @@ def recorded_workload(
         took_turns=sum(job.known.took_turns for job in jobs),
         lost_runs=sum(job.known.lost_runs for job in jobs),
         kinds=len(recording.kinds),
+        unrequested=sum(
+            job.gpus_max > job.gpus_min and not job.known.job.spec.gpus_requested for job in jobs
+        ),
     )
 
 
@@ -219,6 +226,9 @@ def _replayed(
             continue
         elif done - before <= 0.0:
             why[f"{job.phase} before it had trained"] += 1
+            continue
+        elif not known.counts_steps and done < TRAINING_S:
+            why[f"made no step, and ran for less than {TRAINING_S:g} s"] += 1
             continue
         elif job.phase == "succeeded":
             whole = done
@@ -373,7 +383,13 @@ def _trace(jobs: Sequence[ReplayedJob], speeds: _JobSpeeds) -> Trace:
         submitted_s=np.array([job.submitted_s for job in jobs]),
         curve=np.arange(len(jobs)),
         iterations=np.array([job.work for job in jobs]),
-        gpus_requested=gpus_max,
+        gpus_requested=np.array(
+            [
+                job.known.job.spec.request_within(job.gpus_min, most)
+                for job, most in zip(jobs, speeds.most, strict=True)
+            ],
+            np.int64,
+        ),
         gpus_min=np.array([job.gpus_min for job in jobs], np.int64),
         gpus_max=gpus_max,
         # Users and programs: what similar jobs have in common is expected to be alike.
@@ -429,7 +445,8 @@ def _actions(jobs: Sequence[ReplayedJob], begin_s: float) -> Iterable[UserAction
             if kind == "bounds":
                 least, most = values
                 most = min(most, job.known.job.gpus_useful or most)
-                values = (min(max(least, job.known.job.gpus_memory), most), most)
+                least = min(max(least, job.known.job.gpus_memory), most)
+                values = (least, most, job.known.job.spec.request_within(least, most))
             found.append(UserAction(max(0.0, at_s - begin_s), row, kind, values))
     return sorted(found, key=lambda each: each.at_s)
 

@@ -1,7 +1,7 @@
 """A pool's own jobs, replayed: as it was, and under other policies or on other numbers of GPUs."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -15,6 +15,7 @@ from coddl.core.pool.timeline import Capacity
 from coddl.core.waiting import counted
 from coddl.plugins import policy_named
 from coddl.sim.recorded_workload import RecordedWorkload
+from coddl.sim.report.summary import AgainstReplay
 from coddl.sim.run import Events, Run
 from coddl.sim.run_key import RunKey
 from coddl.sim.simulate import Case, Watch, run_cases
@@ -22,6 +23,7 @@ from coddl.sim.world import ARRIVE, FINISH, SHARE
 
 POLICIES: Final = ("afs-l", "afs-p", "srtf", "tiresias-l", "max-min", "fifo")  # if none is named
 CLOSE: Final = 0.05  # within which the replay of a job counts as right
+ENOUGH: Final = 10  # jobs that have ended, to compare policies
 
 PolicyNamed = Callable[[str], Policy]
 
@@ -31,6 +33,7 @@ class WhatIfRun(NamedTuple):
 
     run: Run
     capacity: Sequence[Capacity]
+    is_rigid: bool = False  # its policy gives a job its request or nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +46,20 @@ class WhatIf:
     @property
     def report_runs(self) -> list[Run]:
         """What was recorded, its replay and the alternatives, as a report shows them."""
-        (first, _), *others = self.runs
+        first, *others = (each.run for each in self.runs)
         replayed = dataclasses.replace(first, key=_named(first.key, "replayed"))
-        return [recorded_run(self.workload), replayed, *(run for run, _ in others)]
+        return [recorded_run(self.workload), replayed, *others]
+
+    @property
+    def against_replay(self) -> AgainstReplay:
+        """How the runs of a report compare with the replay."""
+        told, error = self.as_data(), self.mean_error
+        was = told["recorded"] | {
+            "mean_against_replay": None if error is None else 1.0 / (1.0 + error)
+        }
+        jobs = [int(self.workload.succeeded.sum())]
+        jobs += [int((each.run.succeeded & self._counted).sum()) for each in self.runs]
+        return AgainstReplay(1, list(map(_report_numbers, [was, *told["runs"]], jobs)))
 
     def as_data(self) -> dict[str, Any]:  # Any: JSON
         """Return all of it, for programs."""
@@ -107,7 +121,15 @@ class WhatIf:
     @property
     def sentence(self) -> str:
         """Return how well the replay explains what has happened, and what it does not know."""
-        return " ".join([self._explains, *self._caveats])
+        return " ".join(filter(None, [self._too_few, self._explains, *self._caveats]))
+
+    @property
+    def _too_few(self) -> str:
+        ended = int(self.workload.succeeded.sum())
+        if ended >= ENOUGH or not ended:
+            return ""
+        have = "has" if ended == 1 else "have"
+        return f"Only {counted(ended, 'job')} {have} ended: too few to compare policies."
 
     @property
     def _explains(self) -> str:
@@ -115,11 +137,14 @@ class WhatIf:
         if error is None:
             return "No job has trained to its end yet, so the replay cannot be checked."
         way = "above" if error > 0 else "below"
-        median = float(np.median(self.errors))
-        return (
+        told = (
             f"The replay of what was has a mean completion time {abs(error):.1%} {way} the "
-            f"recorded one; half of the {counted(ended, 'job')} that ended are within {median:.1%}."
+            "recorded one"
         )
+        if ended == 1:
+            return f"{told}."
+        median = float(np.median(self.errors))
+        return f"{told}; half of the {ended} jobs that ended are within {median:.1%}."
 
     @property
     def _caveats(self) -> list[str]:
@@ -153,8 +178,23 @@ class WhatIf:
             found.append(
                 f"{runs} ended with a loss, after which steps were redone; none is lost here."
             )
-        found += map(self._never_ended, self.runs)
+        found += [self._all_of_range, *map(self._never_ended, self.runs)]
         return [each for each in found if each]
+
+    @property
+    def _all_of_range(self) -> str:
+        """Return which alternatives give jobs the most they may have, as no request is known."""
+        _, *others = self.runs
+        rigid = dict.fromkeys(each.run.key.policy for each in others if each.is_rigid)
+        if not rigid or not (ranges := self.workload.unrequested):
+            return ""
+        *most, last = rigid
+        names = f"{', '.join(most)} and {last}" if most else last
+        give, come = ("give", "they come") if most else ("gives", "it comes")
+        return (
+            f"{names} {give} a job all the GPUs of its range ({counted(ranges, 'job')} with a "
+            f"range): {come} out worse than with the GPUs that a user would ask for."
+        )
 
     def _never_ended(self, each: WhatIfRun) -> str:
         """Return how many of the jobs that are compared a run leaves without an end, if any."""
@@ -219,7 +259,8 @@ def what_if(
     cases = [dataclasses.replace(case, keep_events=keep_events) for case in cases]
     runs = run_cases(cases, watch)
     capacities = [case.conditions.capacity for case in cases if case.conditions is not None]
-    return WhatIf(workload, tuple(map(WhatIfRun, runs, capacities)))
+    rigid = [bool(getattr(case.policy, "rigid", False)) for case in cases]
+    return WhatIf(workload, tuple(map(WhatIfRun, runs, capacities, rigid)))
 
 
 def recorded_run(workload: RecordedWorkload) -> Run:
@@ -286,6 +327,21 @@ def _gpu_s(capacity: Sequence[Capacity], end_s: float) -> float:
     times_s = [*(min(at_s, end_s) for at_s, _ in capacity), end_s]
     spans_s = [after_s - before_s for before_s, after_s in pairwise(times_s)]
     return sum(each.gpus * span_s for each, span_s in zip(capacity, spans_s, strict=True))
+
+
+def _report_numbers(told: Mapping[str, Any], jobs: int) -> dict[str, float]:  # Any: JSON
+    """The numbers of a run under the names that they have in a report."""
+    jct_s = told["jct_s"]
+    numbers = {
+        "avg_jct_s": jct_s["mean"],
+        "p50_jct_s": jct_s["median"],
+        "p95_jct_s": jct_s["p95"],
+        "p99_jct_s": jct_s["p99"],
+        "makespan_s": told["makespan_s"],
+        "slower": told["mean_against_replay"],
+    }
+    known = {key: np.nan if value is None else float(value) for key, value in numbers.items()}
+    return {"jobs": float(jobs), **known}
 
 
 def _spread(jct_s: FloatColumn) -> dict[str, float | None]:

@@ -56,6 +56,7 @@ def pool(tmp_path: Path) -> Iterator[StubPool]:
     """Be a server that says what a test wants it to, as the pool of this machine."""
     with StubPool() as stub:
         stub.announce(tmp_path / "state" / "coddl" / "pool")
+        stub.will("GET", "/pool", {"now_s": 0.0})  # as before servers told their time
         yield stub
 
 

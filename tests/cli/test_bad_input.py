@@ -80,7 +80,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def check(outcome: tuple[int, str, str], *named: str) -> None:
     code, out, err = outcome
-    err = err.removeprefix("compiling the simulator for its first run (about 20 s) …\n")
+    err = err.removeprefix("compiling code that runs here for the first time (up to 20 s) …\n")
     assert code == 2
     assert out == ""
     assert err.startswith("error: ")

@@ -233,6 +233,23 @@ def test_a_program_gets_the_servers_answer(
     assert coddl(*words).code == 0
 
 
+@pytest.mark.parametrize("look", ["describe", "explain", "policy"])
+def test_times_have_their_dates_by_the_pools_clock(coddl: Coddl, pool: StubPool, look: str) -> None:
+    words, path, answer = LOOKS[look]
+    pool.will("GET", path, answer)
+    pool.will("GET", "/jobs/12/events", {"items": [EVENT], "next": 7})
+    for ahead_s in (0.0, 3 * 86_400.0):  # of what happened, as in an emulated pool
+        pool.will("GET", "/pool", {"now_s": NOW_S + ahead_s})
+        assert ("2023-11-14 " in coddl(*words).out) == bool(ahead_s)
+
+
+def test_events_have_their_dates_by_the_pools_clock(coddl: Coddl, pool: StubPool) -> None:
+    pool.will("GET", "/events", {"items": [EVENT], "next": 7})
+    for ahead_s in (0.0, 86_400.0):
+        pool.will("GET", "/pool", {"now_s": NOW_S + ahead_s})
+        assert ("2023-11-14 " in coddl("events").out) == bool(ahead_s)
+
+
 def test_jobs_are_cancelled_one_by_one_and_what_fails_is_told(coddl: Coddl, pool: StubPool) -> None:
     pool.will("POST", "/jobs/x:cancel", NOT_FOUND)
     pool.will("POST", "/jobs/12:cancel", Reply(202, JOB | {"state": "STOPPING"}))

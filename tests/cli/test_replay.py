@@ -106,8 +106,9 @@ def test_jobs_are_submitted_with_their_speeds_and_counted(
     assert done.code == 0
     assert done.out.startswith("3 jobs submitted, 2 finished, 1 failed or cancelled")
     first, second, _ = (asked.json() for asked in pool.saw("POST", "/jobs"))
-    assert (first["name"], first["gpus"]) == ("net-0", "1..2")
+    assert (first["name"], first["gpus"]) == ("net-0", {"min": 1, "max": 2, "requested": 2})
     assert first["step_s"] == {"1": 1.0, "2": 0.6}
+    assert second["gpus"] == {"min": 1, "max": 2, "requested": 1}
     assert second["args"] == ["--model", "net", "--iterations", "200.0"]
 
 

@@ -1,12 +1,16 @@
 """`coddl whatif`, on a journal that a demo has written."""
 
+import io
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from coddl.api.rest_whatif import WhatIfResultView
+from coddl.cli.table import plain_table, print_widest, short_duration
 from coddl.cli.whatif import since_of
 from coddl.core.errors import UserError
 from coddl.server.journal import Journal
@@ -39,11 +43,47 @@ def test_a_journal_is_replayed_as_the_server_expects_it(coddl: Coddl, state: Pat
 
 def test_a_table_compares_what_was_with_what_if(coddl: Coddl, state: Path) -> None:
     told = coddl("whatif", "--policy", "max-min", "--state-dir", str(state), "--report", "r.html")
-    lines = told.out.splitlines()
-    assert [line.split()[0] for line in lines[2:5]] == ["recorded", "replayed", "what"]
-    assert "CPU SLOTS" in lines[1]
+    lines = [line.split() for line in told.out.splitlines()]
+    rows = [line for line in lines if line[:1] in (["recorded"], ["replayed"], ["what"])]
+    assert [row[0] for row in rows] == ["recorded", "replayed", "what"]
+    assert rows[0][4] == "s", "a time has its unit"
+    heads = lines[1:4]
+    assert any(line[:1] == ["CPU"] for line in heads)
+    assert any("slots" in line for line in heads)
     assert "The replay of what was" in told.out
+    assert "Only 7 jobs have ended: too few to compare policies." in told.out
     assert "(recorded)" in Path("r.html").read_text("utf-8")
+
+
+def test_a_narrow_terminal_hides_the_last_columns() -> None:
+    rows = [{"": "replayed", "policy": "fifo", "p50": "1.00 s", "p95": "2.00 s"}]
+    console = Console(width=36, file=io.StringIO())
+    text, numbers = ["", "policy"], ["p50", "p95"]
+    print_widest(lambda count: plain_table("7 jobs", rows, text, numbers[:count]), 2, console)
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert "1.00 s" in told
+    assert "2.00 s" not in told
+    assert "1 column hidden" in told
+
+
+DURATIONS = {0.25: "0.25 s", 59.0: "59.0 s", 3904.0: "1.08 h", 635808.0: "7.36 d", None: ""}
+
+
+@pytest.mark.parametrize(("seconds", "want"), DURATIONS.items())
+def test_a_duration_has_the_unit_that_suits_it(seconds: float | None, want: str) -> None:
+    assert short_duration(seconds) == want
+
+
+def test_a_span_counts_from_the_clock_of_the_pool(coddl: Coddl, tmp_path: Path) -> None:
+    records = demo_records()
+    ahead_s = time.time() + 40 * 86400.0 - records[-1].at_s  # as in an emulated pool
+    write_journal(tmp_path, [record._replace(at_s=record.at_s + ahead_s) for record in records])
+    words = ("whatif", "--policy", "max-min", "--state-dir", str(tmp_path), "-o", "json")
+    found = coddl(*words, "--since", "20s")
+    assert found.code == 0, found.err
+    told = json.loads(found.out)
+    assert told["until_s"] - told["since_s"] == pytest.approx(20.0)
 
 
 def test_a_journal_is_read_while_its_server_writes_and_is_left_as_it_is(
@@ -70,6 +110,7 @@ MISTAKES = {
     "no database": (("--journal", "no-such://host/db"), "not the URL of a database"),
     "no policy": (("--policy", "best"), 'named "best"'),
     "no time": (("--since", "soon"), "neither a time nor a span of time"),
+    "no GPUs": (("--gpus", "0"), "from 1 to 100,000 GPUs"),
     "no folder": (("--report", "no/report.html"), "not a writable folder"),
     "after its end": (("--since", "2100-01-01"), "the last record is of 2026-11-18"),
 }

@@ -70,6 +70,25 @@ def test_a_kernel_that_has_moved_is_not_compiled_again(tmp_path: Path) -> None:
     assert hits() == 1
 
 
+TOLD = """
+import numpy as np
+from coddl.core.compiling import tell_compiling
+from coddl.core.slots import summed
+told = []
+tell_compiling(lambda: told.append("compiling"))
+summed(np.arange(3), np.arange(3), 3)
+summed(np.arange(3), np.arange(3, dtype=np.int32), 3)
+print(len(told))
+"""
+
+
+def test_it_is_told_once_and_only_where_something_is_compiled(tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", TOLD]
+    told = [int(subprocess.check_output(command, env=environment)) for _ in range(2)]
+    assert told == [1, 0]
+
+
 def test_seeds_never_leave_the_range_of_the_generator() -> None:
     assert first_seed(0) == 1
     assert first_seed(10**12) < MODULUS

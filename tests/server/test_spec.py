@@ -36,6 +36,10 @@ ACCEPTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "a range": ({"script": "t.py", "gpus": "2..6"}, {"gpus": (2, 6)}),
     "a number as text": ({"script": "t.py", "gpus": "4"}, {"gpus": (4, 4)}),
+    "a range, and what is requested of it": (
+        {"script": "t.py", "gpus": {"min": 2, "max": 8, "requested": 3}},
+        {"gpus": (2, 8), "requested": 3},
+    ),
     "a range in full": ({"script": "t.py", "gpus": {"min": 2, "max": 3}}, {"gpus": (2, 3)}),
     "numbers in the environment": (
         {"script": "t.py", "env": {"A": 3, "B": 0.5, "C": "x"}},
@@ -64,6 +68,7 @@ def test_what_is_accepted(data: dict[str, Any], want: dict[str, Any]) -> None:
         "tier": spec.tier,
         "argv": spec.launch.argv,
         "gpus": (spec.gpus_min, spec.gpus_max),
+        "requested": spec.gpus_requested,
         "app": (spec.group, spec.weight),
         "env": spec.launch.env,
         "precheck": spec.launch.precheck,
@@ -76,6 +81,11 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "an unknown field": ({"script": "t.py", "gpu": 1}, 'no field "gpu"', "gpus"),
     "a field far from any": ({"script": "t.py", "zzz": 1}, 'no field "zzz"', "one of name, script"),
     "a range upside down": ({"script": "t.py", "gpus": "8..2"}, '"8..2" has a', "2..8"),
+    "a request out of its range": (
+        {"script": "t.py", "gpus": {"min": 1, "max": 2, "requested": 3}},
+        "3 GPUs are requested, which is not within 1..2",
+        "2 or less",
+    ),
     "no devices": ({"script": "t.py", "gpus": 0}, '"0" is less than 1 GPU', "1, or 1..8"),
     "words for a number": ({"script": "t.py", "gpus": "all"}, '"all" is neither', "4, or 1..8"),
     "half a range": ({"script": "t.py", "gpus": {"min": 1}}, "gpus.max is missing", "gpus.max"),

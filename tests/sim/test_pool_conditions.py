@@ -95,7 +95,7 @@ def test_a_job_that_is_suspended_before_it_starts_waits() -> None:
 
 
 def test_bounds_and_priorities_change() -> None:
-    actions = (UserAction(10.0, 0, "bounds", (1, 1)), UserAction(20.0, 1, "priority", (5,)))
+    actions = (UserAction(10.0, 0, "bounds", (1, 1, 1)), UserAction(20.0, 1, "priority", (5,)))
     found = run(trace(100.0, 400.0), actions=actions)
     assert shares(found, 0)[:3] == [(0.0, 2), (10.0, 1), (20.0, 0)]
 

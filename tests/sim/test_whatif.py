@@ -56,12 +56,53 @@ def test_the_sentence_says_what_was_not_measured(found: WhatIf) -> None:
     assert "taken to scale as the others" in found.sentence
 
 
+def test_the_sentence_warns_of_few_jobs(found: WhatIf) -> None:
+    assert found.sentence.startswith("Only 7 jobs have ended: too few to compare policies.")
+    only = np.arange(7) == 3
+    one = replace(found, workload=replace(found.workload, succeeded=only))
+    assert one.sentence.startswith("Only 1 job has ended: too few to compare policies.")
+    assert "half of the" not in one.sentence
+
+
+def test_the_sentence_says_which_policies_give_all_the_gpus_of_a_range(found: WhatIf) -> None:
+    assert "range" not in found.sentence
+    rigid = what_if(workload(), ["fifo", "max-min", "srtf"]).sentence
+    assert "fifo and srtf give a job all the GPUs of its range (6 jobs with a range)" in rigid
+    fixed = replace(found.workload, unrequested=0)
+    assert "range" not in what_if(fixed, ["fifo"]).sentence
+
+
+def test_a_job_is_replayed_with_the_gpus_it_asked_for() -> None:
+    def asking(each: TimedRecord) -> TimedRecord:
+        at_s, record = each
+        if isinstance(record, r.JobSubmitted):
+            return TimedRecord(at_s, replace(record, spec=replace(record.spec, gpus_requested=2)))
+        return each
+
+    asked = workload(list(map(asking, RECORDS)))
+    assert asked.unrequested == 0
+    assert workload().trace.gpus_requested.tolist() == workload().trace.gpus_max.tolist()
+    assert asked.trace.gpus_requested.tolist() == np.minimum(2, asked.trace.gpus_max).tolist()
+    assert "range" not in what_if(asked, ["fifo"]).sentence
+
+
 def test_what_was_recorded_is_a_run_of_the_report(found: WhatIf) -> None:
     was, replayed, *others = found.report_runs
     assert was.key.policy.endswith("(recorded)")
     assert replayed.key.policy.endswith("(replayed)")
     assert len(others) == 2
     assert was.metrics().avg_jct_s == pytest.approx(found.as_data()["recorded"]["jct_s"]["mean"])
+
+
+def test_a_report_has_the_ratios_of_the_table(found: WhatIf) -> None:
+    at, numbers = found.against_replay
+    told = found.as_data()
+    wanted = [each["mean_against_replay"] for each in told["runs"]]
+    assert found.report_runs[at].key.policy.endswith("(replayed)")
+    assert [row["slower"] for row in numbers[at:]] == wanted
+    assert [row["jobs"] for row in numbers] == [7.0] * 4
+    recorded_s, replayed_s = numbers[0]["avg_jct_s"], numbers[1]["avg_jct_s"]
+    assert numbers[0]["slower"] == pytest.approx(recorded_s / replayed_s)
 
 
 def test_jobs_that_were_there_before_a_time_are_replayed_with_what_they_had_left() -> None:
@@ -106,9 +147,27 @@ def test_jobs_whose_end_is_not_known_are_left_out_and_counted() -> None:
     assert "not known" in found.left_out[0].why
 
 
+def test_a_short_job_that_made_no_step_is_left_out() -> None:
+    def without_steps(each: TimedRecord) -> TimedRecord:
+        at_s, record = each
+        if isinstance(record, r.RunStepped | r.RunChanged | r.RunEnded) and record.job == 1:
+            return TimedRecord(at_s, replace(record, step=0))
+        return each
+
+    found = workload(list(map(without_steps, RECORDS)))
+    assert 1 not in found.numbers
+    assert found.left_out == ((1, "made no step, and ran for less than 60 s"),)
+
+
 def test_a_journal_without_jobs_says_so() -> None:
     with pytest.raises(UserError, match="nothing to replay"):
         workload(RECORDS[:4])
+
+
+def test_a_time_after_the_last_job_says_so() -> None:
+    later = TimedRecord(RECORDS[-1].at_s + 1000.0, RECORDS[-1].record)
+    with pytest.raises(UserError, match="all jobs had ended by then"):
+        workload([*RECORDS, later], since_s=later.at_s - 1.0)
 
 
 def test_too_few_gpus_for_a_job_are_refused() -> None:

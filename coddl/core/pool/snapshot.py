@@ -258,7 +258,10 @@ def _table(
         preemptible=[not (job.has_run and (job.is_fixed or job.id in deaf)) for job in jobs],
         gpus_min=[least for least, _ in bounds],
         gpus_max=[most for _, most in bounds],
-        gpus_requested=[max(least, min(most, total)) for least, most in bounds],
+        gpus_requested=[
+            job.spec.request_within(least, max(least, min(most, total)))
+            for job, (least, most) in zip(jobs, bounds, strict=True)
+        ],
         gpus=gpus,
         settled=[job.target == job.granted and job.phase == "running" for job in jobs],
         starts=[job.starts for job in jobs],
@@ -293,7 +296,8 @@ def ended_jobs(pool: Pool, jobs: tuple[JobState, ...], gpus_total: int) -> Ended
     for job in over:
         speeds = speeds_by_size(pool, job, cap, outline)
         least = min(job.gpus_least, len(speeds))
-        request_s = speeds[max(least, min(job.gpus_most, gpus_total, len(speeds)))].step_s
+        most = max(least, min(job.gpus_most, gpus_total, len(speeds)))
+        request_s = speeds[job.spec.request_within(least, most)].step_s
         done = job.step or job.attained_gpu_s / least / speeds[least].step_s
         levels.append(level_at(done * request_s))
     ids = [job.id for job in over]

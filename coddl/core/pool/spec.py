@@ -39,8 +39,13 @@ class JobSpec:
     step_s: Mapping[int, float] = field(default_factory=dict)  # seconds an iteration takes, by GPUs
     max_failures: int = 0  # of its own, after which it is tried again
     uid: str = ""  # of all jobs of all pools; empty: submitted to a version that gave none
+    gpus_requested: int = 0  # what policies give it that resize no jobs; 0: its maximum
 
     @property
     def is_elastic(self) -> bool:
         """Return whether it may be resized while it runs, once it has called `coddl.prepare`."""
         return self.tier == "elastic"
+
+    def request_within(self, least: int, most: int) -> int:
+        """Return how many GPUs it asks for, as far as these bounds allow it."""
+        return max(least, min(self.gpus_requested or most, most))

@@ -178,7 +178,8 @@ const sizeOf = (gpus) => Math.min(SIZES.length - 1, Math.ceil(Math.log2(gpus)));
 // The jobs of a run, each with the times at which what it holds changes.
 function jobsOf({ timeline }) {
   const jobs = timeline.row.map((row, k) => ({
-    name: `#${row} ${timeline.models[timeline.model[k]]}`,
+    // The models of a pool's own jobs are named after the jobs, numbers first.
+    name: `#${data.has_job_numbers ? "" : `${row} `}${timeline.models[timeline.model[k]]}`,
     requested: timeline.requested[k],
     submitted: timeline.submitted_s[k],
     finish: timeline.finish_s[k] ?? Infinity,

@@ -31,6 +31,10 @@ PLOTTED_RUNS: Final = 12
 TIMELINE_CHANGES: Final = 20_000  # of one run
 TIMELINE_CHANGES_TOGETHER: Final = 60_000
 NODE_CHANGES: Final = 5_000  # of one run
+RHO: Final = (
+    "ρ is the finish-time fairness of a job: its completion time over the time it would take alone "
+    "on an equal share of the GPUs; above 1, it took longer than that."
+)
 
 Json = dict[str, object]
 
@@ -41,13 +45,15 @@ def write_report(
     *,
     title: str,
     window_s: tuple[float, float] | None = None,
+    against: summary.AgainstReplay | None = None,
 ) -> None:
     """Write an HTML file that compares runs; at `path` there is all of it or what was there before.
 
     `window_s` is where the GPU timeline opens, counted from the first submission like all times in
-    the page; by default a busy time with some thirty jobs.
+    the page; by default a busy time with some thirty jobs. `against`: the runs are a what-if, of
+    jobs whose names begin with their numbers.
     """
-    page = _page(title, _payload(runs, title, window_s))
+    page = _page(title, _payload(runs, title, window_s, against))
     write_atomically(path, page.encode("utf-8", "replace"), "report")
 
 
@@ -68,8 +74,13 @@ def _page(title: str, payload: Json) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
-def _payload(runs: Sequence[Run], title: str, window_s: tuple[float, float] | None) -> Json:
-    labels, rows = summary.labels_of(runs), summary.table_of(runs)
+def _payload(
+    runs: Sequence[Run],
+    title: str,
+    window_s: tuple[float, float] | None,
+    against: summary.AgainstReplay | None,
+) -> Json:
+    labels, rows = summary.labels_of(runs), summary.table_of(runs, against)
     plotted = runs[:PLOTTED_RUNS]
     held = [
         None if run.events is None else gpu_changes_of(run.events, origin_s(run)) for run in plotted
@@ -77,7 +88,7 @@ def _payload(runs: Sequence[Run], title: str, window_s: tuple[float, float] | No
     opened = _best_with_timeline(rows, held)
     if window_s is None:
         window_s = _default_window(plotted, held, opened)
-    facts = zip(runs, labels, rows, summary.best_of(runs, rows), strict=True)
+    facts = zip(runs, labels, rows, summary.best_of(runs, rows, against), strict=True)
     shown = [
         {
             "label": label,
@@ -92,9 +103,10 @@ def _payload(runs: Sequence[Run], title: str, window_s: tuple[float, float] | No
     return {
         "title": title,
         "facts": _facts(runs),
-        "finding": summary.finding(runs, labels, rows),
-        "notes": _notes(runs, labels),
-        "columns": [asdict(column) for column in summary.columns_of(runs)],
+        "finding": summary.finding(runs, labels, rows, against),
+        "notes": _notes(runs, labels, against) + [RHO] * bool(runs),
+        "columns": [asdict(column) for column in summary.columns_of(runs, against)],
+        "has_job_numbers": against is not None,
         "runs": shown,
         "opened": opened,
         "window_s": window_s,
@@ -119,9 +131,13 @@ def _facts(runs: Sequence[Run]) -> list[list[str]]:
     return [[name, value] for name, value in facts.items() if value]
 
 
-def _notes(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
+def _notes(
+    runs: Sequence[Run], labels: Sequence[str], against: summary.AgainstReplay | None
+) -> list[str]:
     notes = []
-    if len({summary.comparison_key(run) for run in runs}) > 1:
+    if against is not None:
+        notes.append("Ratios are to the replay; best values are marked among all runs.")
+    elif len({summary.comparison_key(run) for run in runs}) > 1:
         notes.append(
             "Best values and ratios compare runs with the same trace, queue, cluster and load."
         )

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Final, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -66,10 +66,26 @@ ComparisonKey = tuple[str, RunKey]  # the trace, and what else is the same
 Row = dict[str, float]
 
 
-def columns_of(runs: Sequence[Run]) -> list[ReportColumn]:
+class AgainstReplay(NamedTuple):
+    """How the runs of a what-if compare with the replay of what happened."""
+
+    replay: int  # the run that is the replay; what was recorded stands before it
+    # Of each run what differs from its own metrics, as only jobs that ended in the pool count;
+    # "slower" is the ratio of the mean completion time to the replay's.
+    numbers: Sequence[Row]
+
+
+def columns_of(runs: Sequence[Run], against: AgainstReplay | None = None) -> list[ReportColumn]:
     """The columns that say something about these runs."""
     scales = any(run.nodes is not None for run in runs)
-    return [column for column in COLUMNS if scales or column.key not in OF_NODES]
+    found = [column for column in COLUMNS if scales or column.key not in OF_NODES]
+    if against is None:
+        return found
+    told = "Mean completion time over that of the replay"
+    return [
+        replace(each, name="vs. replay", help=told) if each.key == "slower" else each
+        for each in found
+    ]
 
 
 def comparison_key(run: Run) -> ComparisonKey:
@@ -100,20 +116,22 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
     return labels
 
 
-def comparable_of(runs: Sequence[Run]) -> list[list[int]]:
+def comparable_of(runs: Sequence[Run], against: AgainstReplay | None = None) -> list[list[int]]:
     """The runs of each setting that can be compared: those in which all jobs finished or, if there
-    are none, those in which some did.
+    are none, those in which some did. All runs of a what-if are compared with its replay.
     """
-    groups: dict[ComparisonKey, list[int]] = {}
+    groups: dict[ComparisonKey | None, list[int]] = {}
     for at, run in enumerate(runs):
-        groups.setdefault(comparison_key(run), []).append(at)
+        groups.setdefault(comparison_key(run) if against is None else None, []).append(at)
     some = [[at for at in group if runs[at].finished.any()] for group in groups.values()]
     return [[at for at in group if runs[at].finished.all()] or group for group in some]
 
 
-def table_of(runs: Sequence[Run]) -> list[Row]:
+def table_of(runs: Sequence[Run], against: AgainstReplay | None = None) -> list[Row]:
     """The numbers of each run, one row per run."""
     rows: list[Row] = [asdict(run.metrics()) | {"slower": np.nan} for run in runs]
+    if against is not None:
+        return [row | own for row, own in zip(rows, against.numbers, strict=True)]
     for group in comparable_of(runs):
         best_s = min((rows[at]["avg_jct_s"] for at in group), default=np.nan)
         for at in group:
@@ -121,10 +139,12 @@ def table_of(runs: Sequence[Run]) -> list[Row]:
     return rows
 
 
-def best_of(runs: Sequence[Run], rows: Sequence[Row]) -> list[list[str]]:
+def best_of(
+    runs: Sequence[Run], rows: Sequence[Row], against: AgainstReplay | None = None
+) -> list[list[str]]:
     """For each run, the columns in which no run it compares with is better and some are worse."""
     best: list[list[str]] = [[] for _ in runs]
-    for group in comparable_of(runs):
+    for group in comparable_of(runs, against):
         for column in (column for column in columns_of(runs) if column.best):
             known = [rows[at][column.key] for at in group if np.isfinite(rows[at][column.key])]
             if len(set(known)) < 2:
@@ -136,8 +156,15 @@ def best_of(runs: Sequence[Run], rows: Sequence[Row]) -> list[list[str]]:
     return best
 
 
-def finding(runs: Sequence[Run], labels: Sequence[str], rows: Sequence[Row]) -> str:
+def finding(
+    runs: Sequence[Run],
+    labels: Sequence[str],
+    rows: Sequence[Row],
+    against: AgainstReplay | None = None,
+) -> str:
     """Say in a sentence what comparing the runs shows."""
+    if against is not None:
+        return _against_replay(runs, against)
     groups = [group for group in comparable_of(runs) if group]
     compared = [at for group in groups for at in group]
     if not compared:
@@ -154,6 +181,36 @@ def finding(runs: Sequence[Run], labels: Sequence[str], rows: Sequence[Row]) -> 
     told = _comparison(means) or _extremes([(labels[at], rows[at]) for at in compared])
     complete = all(runs[at].finished.all() for at in compared)
     return f"{told}." if complete else f"{told} (counting finished jobs only)."
+
+
+def _against_replay(runs: Sequence[Run], against: AgainstReplay) -> str:
+    """Compare the best policy at each number of GPUs with the replay."""
+    replay = runs[against.replay].key
+    ratios = [row["slower"] for row in against.numbers]
+    known = [
+        (ratio, run.key)
+        for run, ratio in list(zip(runs, ratios, strict=True))[against.replay + 1 :]
+        if np.isfinite(ratio)
+    ]
+    if not known:
+        return (
+            "No job has finished." if not np.isfinite(ratios).any() else "Nothing else was tried."
+        )
+    sizes = sorted({key.gpus for _, key in known})
+    best = [min((r, key.policy) for r, key in known if key.gpus == gpus) for gpus in sizes]
+    is_one = len({policy for _, policy in best}) == 1
+    told = [
+        f"{ratio:.2f}× on {_gpus(gpus)}" + f" ({policy})" * (not is_one)
+        for gpus, (ratio, policy) in zip(sizes, best, strict=True)
+    ]
+    at_best = ", at best" * (len(known) > len(best))
+    policy = replay.policy.removesuffix(" (replayed)")
+    whole = f"Mean completion time against the replay ({policy} on {_gpus(replay.gpus)}){at_best}"
+    return f"{whole}{f', with {best[0][1]}' * is_one}: {', '.join(told)}."
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def _comparison(means: Sequence[dict[str, float]]) -> str:

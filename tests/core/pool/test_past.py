@@ -1,5 +1,9 @@
 """What a pool tells policies of jobs that are over."""
 
+from dataclasses import replace
+
+import pytest
+
 from coddl.core.history import level_at
 from coddl.core.pool import records as r
 from coddl.core.pool.snapshot import snapshot_of_pool
@@ -38,6 +42,26 @@ def test_they_are_known_after_a_restart() -> None:
     before, after = (snapshot_of_pool(each, 500.0, 1).snapshot for each in (story.pool, again))
     assert [c.tolist() for c in before.known_past()] == [c.tolist() for c in after.known_past()]
     assert before.past_gpu_s.tolist() == after.past_gpu_s.tolist() != []
+
+
+REQUESTS = {
+    "the request": (3, 2, 8, 3),
+    "its maximum without one": (0, 2, 8, 8),
+    "no less than its minimum": (1, 2, 8, 2),
+    "no more than its maximum": (9, 2, 8, 8),
+    "no more than there are": (12, 2, 99, 8),
+}
+
+
+@pytest.mark.parametrize(("asked", "least", "most", "want"), REQUESTS.values(), ids=REQUESTS)
+def test_rigid_policies_give_the_request(asked: int, least: int, most: int, want: int) -> None:
+    story = Story(8)
+    number = story.submit(least, most)
+    story.train(number)
+    state = story.job(number)
+    state.spec = replace(state.spec, gpus_requested=asked)
+    jobs = snapshot_of_pool(story.pool, story.now_s, 1).snapshot.jobs
+    assert jobs.gpus_requested.tolist() == [want]
 
 
 def test_one_that_never_ran_says_nothing() -> None:
