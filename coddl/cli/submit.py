@@ -171,11 +171,7 @@ def submit(
     request = checked(data, folder)
     how = "number" if parsable else "json" if wants_json(output, as_json) else "words"
     with connect(server, state_dir) as client:
-        if "tier" not in request and not script_names_coddl(request, folder):
-            note(
-                f"{request['script']} does not use coddl: unless one of its modules calls "
-                "coddl.prepare, each worker trains by itself, and the job is not resized"
-            )
+        _note_plain_script(request, folder)
         if dry_run:
             _preview(client, request, how)
             return
@@ -257,13 +253,17 @@ def checked(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     return checked_request(data, folder)
 
 
-def script_names_coddl(request: Mapping[str, Any], folder: Path) -> bool:
-    """Tell whether a job's script uses coddl, or is none whose text tells."""
+def _note_plain_script(request: Mapping[str, Any], folder: Path) -> None:
+    """Say what becomes of a script that is taken to be elastic, and does not look so."""
     script = request.get("script") or ""
-    if not script.endswith(".py"):
-        return True
+    if "tier" in request or not script.endswith(".py"):
+        return
     path = folder / request.get("folder", ".") / script
-    return "coddl" in path.read_text("utf-8", errors="replace")
+    if "coddl" not in path.read_text("utf-8", errors="replace"):
+        note(
+            f"{script} does not use coddl: unless one of its modules calls coddl.prepare, each "
+            "worker trains by itself, and the job is not resized"
+        )
 
 
 def _handed_in(client: "Client", request: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -718,6 +718,11 @@ export interface components {
             min: number;
             /** Max */
             max: number;
+            /**
+             * Requested
+             * @description What policies give it that resize no jobs; null: the maximum.
+             */
+            requested?: number | null;
         };
         /**
          * BucketView
@@ -1072,10 +1077,11 @@ export interface components {
              * @description elastic: calls coddl.prepare, and is resized while it runs (default for a .py script); restartable: saves its own state at SIGTERM; opaque: any command.
              */
             tier?: ("elastic" | "restartable" | "opaque") | null;
-            /** @description Number of GPUs: 4, or 1..8. Default: 1; for an elastic script, 1 to all GPUs of the pool. */
+            /** @description Number of GPUs: 4, or 1..8. Default: 1; for an elastic script, 1 to all GPUs of the pool. Policies that resize no jobs give it what is requested, by default the maximum. */
             gpus?: number | string | {
                 min: number;
                 max: number;
+                requested?: number;
             } | null;
             /**
              * Priority

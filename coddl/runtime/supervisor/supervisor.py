@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, assert_never
+from typing import assert_never
 
 from coddl.runtime.errors import TrainingError
 from coddl.runtime.supervisor import generations as group
@@ -17,6 +17,7 @@ from coddl.runtime.supervisor import job_errors, jobdir, local_job
 from coddl.runtime.supervisor.changes import Since
 from coddl.runtime.supervisor.checkpointing import CaptureTimer, Checkpointing
 from coddl.runtime.supervisor.control_socket import ControlSocket
+from coddl.runtime.supervisor.due_group import DueGroup
 from coddl.runtime.supervisor.exit_policy import ExitPolicy
 from coddl.runtime.supervisor.interrupt import Interrupt
 from coddl.runtime.supervisor.job import Job
@@ -36,8 +37,6 @@ from coddl.runtime.supervisor.turns import JobTurns
 from coddl.runtime.supervisor.worker_record import WorkerRecord, WorkerSpeed
 from coddl.runtime.supervisor.workers import Workers
 from coddl.runtime.wire import Message
-
-IMAGE_WAIT_S: Final = 60.0  # in which an image has to get to disk, for a training to begin from it
 
 
 class Supervisor:
@@ -72,8 +71,7 @@ class Supervisor:
         self._slots: dict[int, Slot] = {}  # of the target, by slot
         self._schedule = ResizeSchedule(self)
         self._requests = ControlRequests(self)
-        self._held: group.Prepare | group.Regroup | None = None  # a group that can't be built yet
-        self._may_be_older = False  # the state that it begins from, than one that is being saved
+        self._due_group = DueGroup(self._loop, lambda: self.workers, self._build)
         self.retries = RetryBudget()
         self._exit_policy = ExitPolicy(self, self._loop)
         self.limits = SizeLimiter(self)
@@ -268,7 +266,7 @@ class Supervisor:
             self.set_workers(self._job.first_size(self.workers.gpus or 0))
 
     def on_store(self) -> None:
-        self._build_held()
+        self._due_group.look()
 
     def on_store_lost(self) -> None:
         for member in self._coordinator.members:
@@ -387,14 +385,13 @@ class Supervisor:
                 self.workers.start(worker, self._slots[slot], joins=bool(self._coordinator.members))
                 self.tell({"is": "starting", "worker": worker, "slot": slot})
             case group.Prepare() | group.Regroup():
-                self._held, self._may_be_older = command, False
-                self._build_held()
+                self._due_group.order(command)
             case group.Commit(generation, step, to):
                 self._on_commit(generation)
                 self.workers.send(to, {"do": "commit", "generation": generation, "step": step})
                 self.workers.guard(to)
             case group.Cancel(generation, to):
-                self._held = None
+                self._due_group.cancel()
                 self._changes.cancel()
                 told = {*to, *self._coordinator.members}
                 self.workers.send(told, {"do": "cancel", "generation": generation})
@@ -403,27 +400,9 @@ class Supervisor:
             case _:
                 assert_never(command)
 
-    def _build_held(self) -> None:
-        """Build a group once its workers have a store to meet in.
-
-        One that begins from what is on disk waits for an image that is on its way there.
-        """
-        held = self._held
-        if held is None or self.workers.store is None:
-            return
-        if held.plan.fresh and self.workers.is_saving and not self._may_be_older:
-            self._loop.alarm("image", self._loop.now_s() + IMAGE_WAIT_S, self._be_content)
-            return
-        self._held = None
-        self._build(held.plan, regroup=isinstance(held, group.Regroup))
-
-    def _be_content(self) -> None:
-        """Begin from an older state: the newer one takes too long to get to disk."""
-        self._may_be_older = True
-        self._build_held()
-
-    def _build(self, plan: group.GroupPlan, *, regroup: bool) -> None:
+    def _build(self, command: group.Prepare | group.Regroup) -> None:
         """Have a group built, and note from when on."""
+        plan, regroup = command.plan, isinstance(command, group.Regroup)
         image: Path | None = None
         if plan.fresh:
             try:
@@ -498,7 +477,7 @@ class Supervisor:
 
     def on_saved(self, word: Message) -> None:
         self.suspension.on_saved(word)
-        self._build_held()
+        self._due_group.look()
         self._turns.on_saved()
         self._interrupt.on_saved()
         self.suspension.fall_asleep()
