@@ -43,6 +43,8 @@ class Training:
                 training.device.use(training.update_bytes)
                 return super().step(closure)
 
+        # torch gives a class hooks when it is used: from now on SGD's own `step` has them, too.
+        SGD(self.model.parameters(), lr=0.0)
         self.optimizers = [Counted([p], lr=0.0) for p in self.model.parameters()]
         self.footprint = Footprint(self.device, self.optimizers)
 

@@ -75,6 +75,7 @@ class Footprint:
         self._peak_bytes = 0  # of passes since then
         self._update_bytes = 0  # of updates since then
         self._is_updating = False  # the count is that of an update alone
+        self._depth = 0  # in updates: a subclass's `step` and the one that it calls both have hooks
         self._samples = 1
         self._is_alone = True
 
@@ -113,7 +114,8 @@ class Footprint:
         return updates is not None and all(updates[id(o)] >= UPDATES_MIN for o in self._optimizers)
 
     def _before_update(self, _optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._memory is None or self._updates is None or self._is_complete:
+        self._depth += 1
+        if self._depth > 1 or self._memory is None or self._updates is None or self._is_complete:
             return
         if kwargs.get("closure") or (len(args) > 1 and args[1]):
             return  # A closure runs passes within the update.
@@ -122,7 +124,8 @@ class Footprint:
         self._is_updating = True
 
     def _after_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._memory is None or self._is_complete:
+        self._depth -= 1
+        if self._depth > 0 or self._memory is None or self._is_complete:
             return
         if self._updates is None:
             self._updates = Counter()
@@ -138,7 +141,7 @@ class Footprint:
             self._memory.restart()
 
     def _end(self) -> None:
-        self._updates = None
+        self._updates, self._depth = None, 0
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
