@@ -14,7 +14,7 @@ from coddl.server.collector import undisturbed
 
 # A thread that asks for the interpreter gets it after this time. A submit asks for it several
 # times: after each read or write of a socket or a file.
-SWITCH_S: Final = 0.001
+INTERPRETER_SWITCH_S: Final = 0.001
 
 
 class MadeDecision(NamedTuple):

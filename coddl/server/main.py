@@ -29,7 +29,7 @@ from coddl.server.addresses import Endpoint, endpoint_of
 from coddl.server.auth import Tokens
 from coddl.server.clock import ScaledClock, SystemClock
 from coddl.server.collector import keep_from_collector
-from coddl.server.decision_thread import SWITCH_S
+from coddl.server.decision_thread import INTERPRETER_SWITCH_S
 from coddl.server.errors import BadFolder
 from coddl.server.http import create_app
 from coddl.server.http_server import HttpServer, listen
@@ -139,7 +139,7 @@ async def _serve(
             agents = f"coddl agent --server {endpoint.advertised} --token-file FILE{more}"
             log.info("agents_can_join", command=agents, token_file=str(folder / TOKEN))
         keep_from_collector()
-        sys.setswitchinterval(SWITCH_S)
+        sys.setswitchinterval(INTERPRETER_SWITCH_S)
         await http_server.serve(sockets=[listener])
     log.info("server_stopped")
     if server.failure is not None:

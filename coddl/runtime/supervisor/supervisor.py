@@ -71,7 +71,13 @@ class Supervisor:
         self._slots: dict[int, Slot] = {}  # of the target, by slot
         self._schedule = ResizeSchedule(self)
         self._requests = ControlRequests(self)
-        self._due_group = DueGroup(self._loop, lambda: self.workers, self._build)
+        self._due_group = DueGroup(
+            self._loop,
+            self._build,
+            has_store=lambda: self.workers.store is not None,
+            # Without a pool, an image that is being saved is also found in memory.
+            is_state_coming=lambda: self._pool_job is not None and self.workers.is_saving,
+        )
         self.retries = RetryBudget()
         self._exit_policy = ExitPolicy(self, self._loop)
         self.limits = SizeLimiter(self)

@@ -94,7 +94,8 @@ class Footprint:
             self._updates = None
 
     def take(self) -> Message | None:
-        """Return what was measured, once, when it is."""
+        """Return what was measured, once, when it is. Not to be called within an update."""
+        self._depth = 0  # an update may have been broken off by an error
         if self._memory is None or not self._hooks or not self._is_complete:
             return None
         self._end()
