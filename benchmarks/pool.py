@@ -31,7 +31,7 @@ from coddl.core.pool.failed_decision import FailedDecision
 from coddl.core.pool.spec import JobSpec, Launch
 from coddl.core.pool.state import Pool
 from coddl.server.collector import keep_from_collector
-from coddl.server.decision_thread import SWITCH_S, made
+from coddl.server.decision_thread import INTERPRETER_SWITCH_S, made
 from coddl.server.folding import JournalEntry
 from coddl.server.journal import Journal
 from coddl.server.loop import ControlLoop, LoopRequest, fact
@@ -270,7 +270,7 @@ def main() -> None:
     parser.add_argument("--submits", type=int, default=100)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
-    sys.setswitchinterval(SWITCH_S)
+    sys.setswitchinterval(INTERPRETER_SWITCH_S)
     found = measure(options.nodes, options.devices, options.jobs, options.submits)
     if options.json:
         print(json.dumps(found, indent=2))

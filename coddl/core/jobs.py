@@ -60,7 +60,8 @@ FLOAT_DEFAULTS: Final = (
     PREFERRED_NODE,
     IN_TURNS,
     COHORT,
-) = range(17)
+    IS_RANGE,
+) = range(18)
 INT_DEFAULTS: Final = (
     ("id", 0),
     ("queue", 0),
@@ -79,6 +80,7 @@ INT_DEFAULTS: Final = (
     ("preferred_node", -1),
     ("in_turns", 0),
     ("cohort", 0),
+    ("is_range", 0),
 )
 
 
@@ -142,6 +144,7 @@ class JobTable(JobMatrices):
     preferred_node = IntColumnAt(PREFERRED_NODE)  # the node that it should be on, or -1 for none
     in_turns = IntColumnAt(IN_TURNS)  # 1: it has no share, and takes turns on another job's GPU
     cohort = IntColumnAt(COHORT)  # jobs of one cohort are expected to take similar times
+    is_range = IntColumnAt(IS_RANGE)  # 1: it asks for a range; what is requested is its maximum
 
     @classmethod
     def of(cls, jobs: int, **columns: Any) -> Self:  # Any: whatever NumPy can make a column of

@@ -8,7 +8,7 @@ import pytest
 
 from coddl.core.allocation import Allocation
 from coddl.core.cluster import Cluster
-from coddl.core.jobs import CHANGED_S, GPUS, IN_TURNS, WEIGHT, JobTable
+from coddl.core.jobs import CHANGED_S, GPUS, IN_TURNS, IS_RANGE, WEIGHT, JobTable
 from coddl.core.placement.affinity import EMPTY, QUEUED, RELAXED, SAME, SHARED, NodeLoads, get_nodes
 from coddl.core.placement.gandiva import GandivaPlacement
 from coddl.core.placement.placement import check_placed
@@ -310,6 +310,18 @@ def test_elastic_jobs_may_ask_for_their_minimum_and_grow_from_there() -> None:
     assert slots == [{0: 1}, {0: 2}], "a job that is not elastic gets what it requests"
     slots, _ = decided(again(began, answer, 700.0), modest)
     assert slots == [{0: 2}, {0: 2}]
+
+
+def test_a_job_that_names_only_a_range_asks_for_its_minimum() -> None:
+    rows = [job("a", 1, 4, requested=4, started_s=0.0), job("b", 1, 4, requested=4)]
+    began = on_servers(1, rows, {0: {0: 1}})
+    whole = began.jobs.ints.copy()
+    whole[IS_RANGE, 0] = 1
+    began = replace(began, jobs=JobTable(began.jobs.floats, whole).read_only())
+    slots, _ = decided(began, Gandiva(grow_after_s=100.0))
+    assert slots == [{0: 1}, {}], "the other one asks for all four, and waits for them"
+    slots, _ = decided(began, Gandiva(grow_after_s=100.0, asks="minimum"))
+    assert slots == [{0: 1}, {0: 1}]
 
 
 def test_with_several_islands_a_job_keeps_its_own() -> None:

@@ -278,6 +278,7 @@ def _table(
         in_turns=[job.is_guest and job.id not in lost for job in jobs],
         done_iterations=[job.step or float("nan") for job in jobs],
         cohort=list(_cohorts(jobs).values()),
+        is_range=[not job.spec.gpus_requested and job.gpus_least < job.gpus_most for job in jobs],
     )
 
 

@@ -7,6 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
+from coddl.core.waiting import counted
 from coddl.sim.run import Run
 from coddl.sim.run_key import RunKey
 
@@ -200,17 +201,14 @@ def _against_replay(runs: Sequence[Run], against: AgainstReplay) -> str:
     best = [min((r, key.policy) for r, key in known if key.gpus == gpus) for gpus in sizes]
     is_one = len({policy for _, policy in best}) == 1
     told = [
-        f"{ratio:.2f}× on {_gpus(gpus)}" + f" ({policy})" * (not is_one)
+        f"{ratio:.2f}× on {counted(gpus, 'GPU')}" + f" ({policy})" * (not is_one)
         for gpus, (ratio, policy) in zip(sizes, best, strict=True)
     ]
     at_best = ", at best" * (len(known) > len(best))
     policy = replay.policy.removesuffix(" (replayed)")
-    whole = f"Mean completion time against the replay ({policy} on {_gpus(replay.gpus)}){at_best}"
+    was = f"{policy} on {counted(replay.gpus, 'GPU')}"
+    whole = f"Mean completion time against the replay ({was}){at_best}"
     return f"{whole}{f', with {best[0][1]}' * is_one}: {', '.join(told)}."
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def _comparison(means: Sequence[dict[str, float]]) -> str:

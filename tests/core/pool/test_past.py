@@ -62,6 +62,7 @@ def test_rigid_policies_give_the_request(asked: int, least: int, most: int, want
     state.spec = replace(state.spec, gpus_requested=asked)
     jobs = snapshot_of_pool(story.pool, story.now_s, 1).snapshot.jobs
     assert jobs.gpus_requested.tolist() == [want]
+    assert jobs.is_range.tolist() == [int(not asked)], "it says which of the range it asks for"
 
 
 def test_one_that_never_ran_says_nothing() -> None:

@@ -45,7 +45,10 @@ from coddl.core.snapshot import Snapshot
 
 Asks = Annotated[
     Literal["request", "minimum"],
-    Meaning("what elastic jobs ask for: their request, or the minimum they grow from"),
+    Meaning(
+        "what elastic jobs ask for: their request (of a pool's jobs that name only a range, the "
+        "minimum), or all the minimum they grow from"
+    ),
 ]
 
 
@@ -72,7 +75,7 @@ def state_of(snapshot: Snapshot, quantum_s: float, asks: Asks = "request") -> Ga
     else:
         gpus, of_node, slots_by_node = columns.node_gpus, columns.node_kind, by_node(columns, slots)
     kinds = Kinds(of_node, snapshot.speeds.places.kinds, jobs.curve.copy())
-    is_modest = (jobs.tier == ELASTIC) & (asks == "minimum")
+    is_modest = (jobs.tier == ELASTIC) & ((asks == "minimum") | (jobs.is_range > 0))
     need = np.where(is_modest, np.minimum(jobs.gpus_min, jobs.gpus_requested), jobs.gpus_requested)
     wants = Wants(need, jobs.spans.copy())
     now = slice_at(snapshot.now_s, quantum_s)
